@@ -1,0 +1,259 @@
+"""Every error RayQueue raises, in one tree.
+
+    RayQueueError
+    ├── InvalidInputError            the caller's mistake; nothing was written
+    │   ├── ConfigError
+    │   ├── OversizedBatchError
+    │   ├── CorruptBatchError        checksum does not match
+    │   ├── UnknownFormatError       not a batch, or a version this release does not know
+    │   ├── InvalidOffsetError       negative or not a number
+    │   └── OffsetOutOfRangeError    trimmed away, or past the end
+    ├── ProducerError
+    │   ├── ProducerFencedError      a newer epoch of this producer exists
+    │   ├── SequenceGapError         an earlier batch of this producer is missing
+    │   └── SequenceExpiredError     a duplicate so old that its answer is forgotten
+    ├── StaleGenerationError         a consumer that is no longer a member
+    ├── NotLeaderError               ask another replica; nothing was written
+    ├── ReplicaClosedError           this replica is stopping; nothing was written
+    ├── QueueFullError               too much is waiting; nothing was written
+    ├── OutcomeUnknownError          it may or may not have been written
+    │   ├── LeadershipLostError
+    │   └── AppendTimeoutError
+    ├── MembershipError
+    │   ├── ChangeInProgressError
+    │   ├── LearnerBehindError
+    │   └── TransferFailedError
+    ├── StorageError
+    │   ├── DiskFullError            read-only until there is space again
+    │   ├── DamagedLogError          stored bytes are not what was written
+    │   ├── StoreMissingError        there should be data here and there is none
+    │   └── StoreIdentityError       the data belongs to another replica
+    ├── TransportError
+    │   └── HandshakeError
+    └── InvariantBrokenError         a bug; the replica stops rather than diverge
+
+Retry policy is data: ``retriable`` says that the same call may succeed later,
+``refresh_metadata`` that the caller should first ask again who leads. An
+idempotent producer may retry an ``OutcomeUnknownError``; anyone else must
+decide for himself.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+
+class RayQueueError(Exception):
+    """Base of the tree. ``details`` carries the values named in the text."""
+
+    code: ClassVar[str] = "error"
+    retriable: ClassVar[bool] = False
+    refresh_metadata: ClassVar[bool] = False
+
+    def __init__(self, message: str, **details: Any) -> None:
+        super().__init__(message)
+        self.details = details
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Exceptions with keyword arguments do not survive pickle by themselves, and Ray pickles them.
+        return _rebuild, (type(self), str(self), self.details)
+
+
+def _rebuild(cls: type[RayQueueError], message: str, details: dict[str, Any]) -> RayQueueError:
+    return cls(message, **details)
+
+
+class InvalidInputError(RayQueueError):
+    """The caller's mistake. Nothing was written; the same call will fail again."""
+
+    code = "invalid_input"
+
+
+class ConfigError(InvalidInputError):
+    """A setting is unknown or impossible. The text names the key."""
+
+    code = "invalid_config"
+
+
+class OversizedBatchError(InvalidInputError):
+    """The batch is larger than the partition accepts. Split it."""
+
+    code = "oversized_batch"
+
+
+class CorruptBatchError(InvalidInputError):
+    """The batch's checksum does not match its bytes. Encode it again."""
+
+    code = "corrupt_batch"
+
+
+class UnknownFormatError(InvalidInputError):
+    """The bytes are not a batch, or are of a version this release does not know."""
+
+    code = "unknown_format"
+
+
+class InvalidOffsetError(InvalidInputError):
+    """An offset must be a whole number that is not negative."""
+
+    code = "invalid_offset"
+
+
+class OffsetOutOfRangeError(InvalidInputError):
+    """The offset was trimmed by retention or is past the end. ``details`` has start and end."""
+
+    code = "offset_out_of_range"
+
+
+class ProducerError(RayQueueError):
+    """An idempotent producer's batch was refused. Nothing was written."""
+
+    code = "producer"
+
+
+class ProducerFencedError(ProducerError):
+    """A newer epoch of this producer exists. This one must stop."""
+
+    code = "producer_fenced"
+
+
+class SequenceGapError(ProducerError):
+    """An earlier batch of this producer has not arrived. Send that one first, then retry."""
+
+    code = "sequence_gap"
+    retriable = True
+
+
+class SequenceExpiredError(ProducerError):
+    """The batch was written before, so long ago that its offset is no longer remembered."""
+
+    code = "sequence_expired"
+
+
+class StaleGenerationError(RayQueueError):
+    """The group has moved on. Join again; the commit was not taken."""
+
+    code = "stale_generation"
+
+
+class NotLeaderError(RayQueueError):
+    """This replica does not lead. ``details["leader"]`` names who does, if known. Nothing was written."""
+
+    code = "not_leader"
+    retriable = True
+    refresh_metadata = True
+
+
+class ReplicaClosedError(RayQueueError):
+    """The replica is closed or closing. Nothing was written."""
+
+    code = "replica_closed"
+    retriable = True
+    refresh_metadata = True
+
+
+class QueueFullError(RayQueueError):
+    """Too much is waiting already. Nothing was written; slow down and retry."""
+
+    code = "queue_full"
+    retriable = True
+
+
+class OutcomeUnknownError(RayQueueError):
+    """It may or may not have been written. Unknown is not failed."""
+
+    code = "outcome_unknown"
+    retriable = True
+    refresh_metadata = True
+
+
+class LeadershipLostError(OutcomeUnknownError):
+    """The replica stopped leading before the batch was committed. A later leader may still commit it."""
+
+    code = "leadership_lost"
+
+
+class AppendTimeoutError(OutcomeUnknownError):
+    """No majority confirmed the batch in time. It may still be committed."""
+
+    code = "append_timeout"
+
+
+class MembershipError(RayQueueError):
+    """A change of a group's replicas was refused. Nothing changed."""
+
+    code = "membership"
+
+
+class ChangeInProgressError(MembershipError):
+    """Another change is not finished yet, or the leader is too new. Retry."""
+
+    code = "change_in_progress"
+    retriable = True
+
+
+class LearnerBehindError(MembershipError):
+    """The learner has not caught up. Wait, then promote it."""
+
+    code = "learner_behind"
+    retriable = True
+
+
+class TransferFailedError(MembershipError):
+    """Leadership did not move in time; the old leader goes on."""
+
+    code = "transfer_failed"
+    retriable = True
+
+
+class StorageError(RayQueueError):
+    """The replica's disk refused."""
+
+    code = "storage"
+
+
+class DiskFullError(StorageError):
+    """No space. The replica serves reads and accepts writes again once there is space."""
+
+    code = "disk_full"
+    retriable = True
+
+
+class DamagedLogError(StorageError):
+    """Stored bytes are not what was written. Never served; the replica is rebuilt from its peers."""
+
+    code = "damaged_log"
+    retriable = True
+    refresh_metadata = True
+
+
+class StoreMissingError(StorageError):
+    """There should be data at this path and there is none. Rejoin under a new replica id."""
+
+    code = "store_missing"
+
+
+class StoreIdentityError(StorageError):
+    """The data at this path belongs to another replica or group."""
+
+    code = "store_identity"
+
+
+class TransportError(RayQueueError):
+    """Two replicas could not talk."""
+
+    code = "transport"
+    retriable = True
+
+
+class HandshakeError(TransportError):
+    """The other side does not hold this cluster's secret, or speaks another version."""
+
+    code = "handshake"
+    retriable = False
+
+
+class InvariantBrokenError(RayQueueError):
+    """A promise of the design does not hold. The replica stops rather than diverge."""
+
+    code = "invariant_broken"

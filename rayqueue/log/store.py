@@ -1,0 +1,203 @@
+"""What a replica keeps, and the promise of the disk under it.
+
+A store holds one replica: the Raft log (which is the message log), the term
+and vote, and the small tables derived from the log. It has one writer, the
+engine's thread, and any number of readers.
+
+The promise:
+
+- Writes are buffered. ``sync()`` makes all of them durable in one synced
+  transaction, or none of them. Nothing the buffer holds may be acknowledged.
+- The writer's own reads see the buffer; ``snapshot()`` sees only what was
+  synced, and may be used from any thread.
+- Every entry is verified against its checksum when it comes from disk. Bytes
+  that do not match are never returned: ``DamagedLogError``.
+- If the disk is full, ``sync()`` raises ``DiskFullError`` and keeps the
+  buffer, so that the same ``sync()`` may be tried again; nothing is lost.
+
+``rayqueue.log.lmdb_store`` is the real one, ``rayqueue.log.memory_store`` its
+twin for tests and for the simulator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from enum import Enum
+from typing import Protocol
+
+from rayqueue.ids import GroupId, Index, NodeId, Term
+
+
+class Table(Enum):
+    """The small tables beside the log. Keys sort as bytes."""
+
+    OFFSETS = b"offsets"
+    """base offset (u64 big-endian) -> where that batch is."""
+    LANES = b"lanes"
+    """lane (u8), base offset (u64 big-endian) -> nothing. Only for topics with lanes."""
+    PRODUCERS = b"producers"
+    GROUPS = b"groups"
+    MEMBERS = b"members"
+    """index (u64 big-endian) of a membership entry -> who belongs to the group from there on."""
+    META = b"meta"
+    """Single values of the partition state machine."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One entry of the Raft log.
+
+    ``crc`` is ``entry_crc(index, term, payload)``. The leader computes it once;
+    it travels and is stored with the entry, and whoever reads the entry from a
+    wire or a disk checks it.
+    """
+
+    index: Index
+    term: Term
+    payload: bytes
+    crc: int
+
+
+@dataclass(frozen=True, slots=True)
+class HardState:
+    """What Raft must never forget. ``commit`` is only a hint and may be old."""
+
+    term: Term
+    voted_for: NodeId | None
+    commit: Index
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """The state machine after applying ``index``; what a log whose prefix was trimmed starts from."""
+
+    index: Index
+    term: Term
+    members: bytes
+    state: bytes
+
+
+class Snapshot(Protocol):
+    """A consistent view of what was synced. Usable from one thread at a time."""
+
+    def entry(self, index: Index) -> Entry:
+        """The verified entry. ``KeyError`` if it is not there, ``DamagedLogError`` if it is wrong."""
+
+    def get(self, table: Table, key: bytes) -> bytes | None: ...
+
+    def scan(
+        self, table: Table, start: bytes = b"", stop: bytes | None = None, *, reverse: bool = False
+    ) -> Iterator[tuple[bytes, bytes]]:
+        """Rows with ``start <= key < stop`` in key order, or in reverse order. Lazy."""
+
+
+class LogStore(Protocol):
+    """One replica's disk. See the module's text for the promise."""
+
+    @property
+    def group_id(self) -> GroupId: ...
+    @property
+    def node_id(self) -> NodeId: ...
+
+    # -- the log -----------------------------------------------------------
+
+    @property
+    def base_index(self) -> Index:
+        """The entry before the first one kept: 0, or the index of the checkpoint the log was trimmed to."""
+
+    @property
+    def base_term(self) -> Term: ...
+    @property
+    def last_index(self) -> Index: ...
+    @property
+    def last_term(self) -> Term: ...
+
+    def term_at(self, index: Index) -> Term | None:
+        """Term of an entry, or of the base; None outside the log. Cheap for recent entries."""
+
+    def entry(self, index: Index) -> Entry:
+        """The verified entry. ``KeyError`` outside the log."""
+
+    def entries(self, first: Index, max_bytes: int) -> list[Entry]:
+        """Consecutive verified entries from ``first``: at least one, then while they fit. [] past the end."""
+
+    def append(self, entries: Sequence[Entry]) -> None:
+        """Append; the first must follow ``last_index``. Does not copy payloads."""
+
+    def truncate_from(self, index: Index) -> None:
+        """Drop this entry and all after it."""
+
+    # -- hard state and tables ----------------------------------------------
+
+    @property
+    def hard(self) -> HardState: ...
+    def set_hard(self, hard: HardState) -> None: ...
+
+    @property
+    def applied(self) -> Index:
+        """Last index whose effects are in the tables. Synced together with them, so nothing applies twice."""
+
+    def set_applied(self, index: Index) -> None: ...
+
+    def get(self, table: Table, key: bytes) -> bytes | None: ...
+    def scan(
+        self, table: Table, start: bytes = b"", stop: bytes | None = None, *, reverse: bool = False
+    ) -> Iterator[tuple[bytes, bytes]]: ...
+    def put(self, table: Table, key: bytes, value: bytes) -> None: ...
+    def delete(self, table: Table, key: bytes) -> None: ...
+
+    # -- checkpoints and trimming ------------------------------------------
+
+    @property
+    def checkpoint(self) -> Checkpoint | None:
+        """The checkpoint the log starts from (index == base_index), or None while base_index is 0."""
+
+    def checkpoints(self) -> list[Index]:
+        """Indexes of all saved checkpoints, ascending; the first is the base's if there is one."""
+
+    def save_checkpoint(self, checkpoint: Checkpoint) -> None:
+        """Remember a point that the log may later be trimmed to."""
+
+    def trim_to(self, index: Index, max_entries: int) -> bool:
+        """Make the saved checkpoint at ``index`` the base and delete what is before it.
+
+        The base moves at once; the entries' space is freed a bounded number at
+        a time, over this and later calls. True once nothing is left to free.
+        """
+
+    def install(self, checkpoint: Checkpoint) -> None:
+        """Replace log and tables by a checkpoint received from the leader: the log is empty after it,
+        ``base_index == last_index == applied == checkpoint.index``, all tables are empty except MEMBERS
+        (one row: ``checkpoint.members`` at ``checkpoint.index``). The hard state's term and vote stay.
+        The state machine then restores its tables from ``checkpoint.state`` by ``put``.
+        """
+
+    # -- durability -----------------------------------------------------------
+
+    @property
+    def must_sync(self) -> bool:
+        """True if the buffer holds something that a promise to a peer depends on (log, term, vote)."""
+
+    @property
+    def dirty(self) -> bool:
+        """True if the buffer holds anything."""
+
+    def sync(self) -> None:
+        """Make the buffer durable: one transaction, all or nothing."""
+
+    def snapshot(self) -> AbstractContextManager[Snapshot]: ...
+
+    @property
+    def damaged(self) -> str | None:
+        """Why this replica must be rebuilt, or None. Survives restarts."""
+
+    def mark_damaged(self, why: str) -> None:
+        """Remember that this replica must be rebuilt from its peers."""
+
+    def size_bytes(self) -> int:
+        """Bytes the store takes on its disk."""
+
+    def close(self) -> None:
+        """Release everything. What was not synced is gone, as after a crash."""

@@ -1,0 +1,97 @@
+"""What replicas of one group say to each other.
+
+Every message carries the sender's term: whoever receives one can tell whether
+it belongs to the leadership he knows, to an older one (drop it) or to a newer
+one (follow it). ``rayqueue.raft.wire`` turns them into bytes and back.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from rayqueue.ids import Index, Term
+from rayqueue.log.store import Entry
+
+
+@dataclass(frozen=True, slots=True)
+class PreVote:
+    """Would you vote for me in ``term``? Changes nothing at either side."""
+
+    term: Term
+    last_index: Index
+    last_term: Term
+
+
+@dataclass(frozen=True, slots=True)
+class PreVoteReply:
+    """``term`` is the answerer's own, so that a candidate from the past catches up at once."""
+
+    term: Term
+    for_term: Term
+    granted: bool
+
+
+@dataclass(frozen=True, slots=True)
+class RequestVote:
+    """``transfer``: the leader itself asked for this election, so loyalty to it is no reason to refuse."""
+
+    term: Term
+    last_index: Index
+    last_term: Term
+    transfer: bool
+
+
+@dataclass(frozen=True, slots=True)
+class VoteReply:
+    term: Term
+    granted: bool
+
+
+@dataclass(frozen=True, slots=True)
+class AppendEntries:
+    """``entries`` follow ``prev_index``. Without entries it is a heartbeat, and still a question:
+    do you have prev_index of prev_term? ``round`` is echoed, which proves when the leader was still one."""
+
+    term: Term
+    prev_index: Index
+    prev_term: Term
+    commit: Index
+    round: int
+    entries: tuple[Entry, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class AppendReply:
+    """success: the log matches up to ``match``. Otherwise ``prev_index`` names the refused question and
+    ``match`` is a hint: the last index that may match."""
+
+    term: Term
+    success: bool
+    prev_index: Index
+    match: Index
+    round: int
+
+
+@dataclass(frozen=True, slots=True)
+class InstallSnapshot:
+    """The checkpoint that the leader's log starts from. The log itself follows by AppendEntries."""
+
+    term: Term
+    index: Index
+    index_term: Term
+    round: int
+    members: bytes
+    state: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class TimeoutNow:
+    """Start an election at once: the leader wants you to take over."""
+
+    term: Term
+
+
+Message: TypeAlias = (
+    PreVote | PreVoteReply | RequestVote | VoteReply | AppendEntries | AppendReply | InstallSnapshot | TimeoutNow
+)

@@ -1,0 +1,63 @@
+"""How a replica reaches its peers: the small interface under the engine.
+
+Owns nothing; ``rayqueue.raft.tcp`` is the real one. A transport never blocks,
+never grows without bound (a peer that does not keep up loses messages, which
+Raft repeats) and hands over whole, authenticated messages only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias
+
+from rayqueue.ids import NodeId
+from rayqueue.raft.messages import Message
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    sender: NodeId
+    message: Message
+
+
+@dataclass(frozen=True, slots=True)
+class PeerUp:
+    """A connection to this peer stands; messages sent now have a chance."""
+
+    peer: NodeId
+
+
+@dataclass(frozen=True, slots=True)
+class PeerDown:
+    """The connection is gone. ``dead``: the peer's process is known to be gone, not only the connection
+    (its socket was closed or its port refuses)."""
+
+    peer: NodeId
+    dead: bool
+
+
+Event: TypeAlias = Received | PeerUp | PeerDown
+
+
+class Transport(Protocol):
+    """Used from the engine's thread only, except ``wake``."""
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Where this replica listens."""
+
+    def set_peers(self, addresses: Mapping[NodeId, tuple[str, int]]) -> None:
+        """Who to keep connections with, and where. Peers not named any more are dropped."""
+
+    def send(self, peer: NodeId, message: Message) -> bool:
+        """Queue a message. False if it was dropped: no connection, or its queue is full."""
+
+    def poll(self, timeout_s: float) -> list[Event]:
+        """Write what is queued, read what has come, keep connections up. Waits at most this long,
+        less if there is something to report or ``wake`` is called."""
+
+    def wake(self) -> None:
+        """Make a waiting ``poll`` return. From any thread."""
+
+    def close(self) -> None: ...
