@@ -19,6 +19,9 @@ class StateMachine(Protocol):
         """Apply a committed entry and return its answer. A refusal is an answer (an error *returned*);
         an exception *raised* here stops the replica."""
 
+    def first_needed(self) -> Index:
+        """The log before this index holds nothing that a reader may still ask for."""
+
     def checkpoint(self) -> bytes:
         """The whole state, small: everything but the log."""
 

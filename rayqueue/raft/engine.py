@@ -1,0 +1,661 @@
+"""The Raft engine of one replica: messages and time in, messages and answers out.
+
+The engine does no I/O, reads no clock and rolls no dice of its own. Whoever
+drives it, the replica's thread or the simulator, repeats one step:
+
+    engine.receive(now, event)          any number of events
+    engine.propose(payload, context)    any number of proposals
+    ready = engine.step(now)
+    send ready.early                    before the disk
+    answer ready.done
+    store.sync()                        if store.must_sync
+    engine.synced(); send ready.late    only after the disk
+
+What must be durable before what is sent:
+
+- ``late`` messages are promises: votes, requests for votes, acknowledgements.
+  They must not leave before ``sync`` returned. If it fails they are dropped and
+  ``disk_full`` is called.
+- ``early`` messages promise nothing. A leader's entries are among them, so the
+  followers write while the leader does. That is safe because the leader counts
+  itself as one of the majority only in a later step, after its own ``sync``.
+
+PySyncObj (``_pysyncobj.StockRaft``) runs elections, commit and step-down. The
+remedies of DESIGN §4 are here and in the modules this one uses: ``follower``
+(never truncate a match), ``progress`` (probe, then pipeline), ``leadership``
+(nothing outlives its term), ``members`` (one change at a time).
+
+Any exception out of these methods is fatal: the caller ends the process.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any
+
+from rayqueue.config import RaftSettings
+from rayqueue.errors import (
+    ChangeInProgressError,
+    DamagedLogError,
+    InvariantBrokenError,
+    LeadershipLostError,
+    LearnerBehindError,
+    MembershipError,
+    NotLeaderError,
+    QueueFullError,
+    RayQueueError,
+    TransferFailedError,
+)
+from rayqueue.ids import Index, NodeId, Term
+from rayqueue.log.store import Checkpoint, Entry, LogStore, Table
+from rayqueue.raft._pysyncobj import CANDIDATE, FOLLOWER, LEADER, MEMBERSHIP, NO_OP, StockRaft
+from rayqueue.raft.follower import Refused, accept
+from rayqueue.raft.journal import StoreJournal
+from rayqueue.raft.leadership import Leadership, Transfer
+from rayqueue.raft.machine import StateMachine
+from rayqueue.raft.members import Members
+from rayqueue.raft.messages import (
+    AppendEntries,
+    AppendReply,
+    InstallSnapshot,
+    Message,
+    PreVote,
+    PreVoteReply,
+    RequestVote,
+    TimeoutNow,
+    VoteReply,
+)
+from rayqueue.raft.transport import Event, PeerDown, PeerUp, Received
+from rayqueue.records.checksum import entry_crc
+
+_MEMBERSHIP_TAG = bytes([MEMBERSHIP])
+_NEVER = float("-inf")
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """The answer to a proposal, a confirmation or a transfer. ``result`` may be an error."""
+
+    context: Any
+    result: Any
+
+
+@dataclass(slots=True)
+class Ready:
+    """What one step wants from the outside world. See the module's text for the order."""
+
+    early: list[tuple[NodeId, Message]] = field(default_factory=list)
+    late: list[tuple[NodeId, Message]] = field(default_factory=list)
+    done: list[Done] = field(default_factory=list)
+
+
+class RaftEngine(StockRaft):
+    """One replica's part in its group."""
+
+    def __init__(
+        self, store: LogStore, machine: StateMachine, settings: RaftSettings, rng: Random, now: float
+    ) -> None:
+        self.store = store
+        self.machine = machine
+        self.settings = settings
+        self.node_id = store.node_id
+        self._rng = rng
+        self._hurried_elections = 0
+        self._leadership: Leadership | None = None
+        self._leader_heard = _NEVER
+        self._pre_votes: set[NodeId] = set()
+        self._pre_vote_term = Term(0)
+        self._campaign = False  # an election is wanted at the next tick, and allowed
+        self._transferred = False  # the election was asked for by the leader itself
+        self._votes: set[NodeId] = set()
+        self._heartbeat_due = False
+        self._proposals: list[tuple[bytes, Any]] = []
+        self._confirms: list[Any] = []
+        self._unreachable: set[NodeId] = set()
+        self._disk_full = False
+        self._durable = store.last_index
+        self._bytes_since_checkpoint = 0
+        self._ready = Ready()
+        super().__init__(
+            store.node_id,
+            StoreJournal(store),
+            store.applied,
+            now,
+            heartbeat_s=settings.heartbeat_ms / 1000,
+            fallback_s=settings.leader_fallback_ms / 1000,
+        )
+        self.members = self._stored_members(store.last_index)
+        self._use_members(self.members)
+
+    @staticmethod
+    def bootstrap(store: LogStore, members: Members) -> None:
+        """Write a new group's first membership. Once in a group's life, the same at each first member."""
+        if store.last_index or store.hard.term or store.get(Table.MEMBERS, _index_key(Index(0))):
+            raise MembershipError(f"{store.group_id} exists already at {store.node_id}; it cannot be bootstrapped again")
+        store.put(Table.MEMBERS, _index_key(Index(0)), members.encode())
+        store.sync()
+
+    # -- what the outside may ask ---------------------------------------------------
+
+    @property
+    def is_leader(self) -> bool:
+        return self._leadership is not None
+
+    @property
+    def busy(self) -> bool:
+        """True if another step would make progress without any event or passing of time."""
+        if self.store.damaged is not None or self._disk_full:
+            return False
+        return self.applied < self.commit or (self.is_leader and self._only_voter and self.commit < self._durable)
+
+    @property
+    def next_deadline(self) -> float:
+        """When a step is due though nothing happened."""
+        return self.next_heartbeat if self.is_leader else self.election_deadline
+
+    def match_of(self, peer: NodeId) -> Index:
+        """How far a follower's log is known to match, on the leader."""
+        return self._leading().progress[peer].match
+
+    def propose(self, payload: bytes, context: Any) -> None:
+        """Append an entry. Raises before anything is written; afterwards the answer comes as ``Done``."""
+        leadership = self._leading()
+        if leadership.transfer is not None:
+            target = leadership.transfer.target
+            raise NotLeaderError(f"leadership is moving to {target}; ask there", leader=target)
+        if leadership.uncommitted_bytes + len(payload) > self.settings.max_uncommitted_bytes:
+            raise QueueFullError(
+                f"{leadership.uncommitted_bytes} bytes wait for a majority already; retry later",
+                waiting_bytes=leadership.uncommitted_bytes,
+            )
+        if len(payload) >= self.settings.append_batch_bytes:
+            raise InvariantBrokenError("an entry must be smaller than an append batch; the caller should have checked")
+        leadership.uncommitted_bytes += len(payload)
+        self._proposals.append((payload, context))
+
+    def confirm_leadership(self, context: Any) -> None:
+        """Ask a majority whether this replica still leads: the answer is None, or the error that it does not."""
+        self._leading()
+        self._confirms.append(context)
+
+    def change_members(self, members: Members, context: Any) -> None:
+        """Replace the membership. One voter at a time, and never the leader itself."""
+        leadership = self._leading()
+        moved = members.voters ^ self.members.voters
+        if len(moved) > 1:
+            raise MembershipError("only one voter may change at a time", moved=sorted(moved))
+        if self.node_id not in members.voters:
+            raise MembershipError("a leader cannot remove itself: transfer the leadership first")
+        if self._change_in_progress():
+            raise ChangeInProgressError("the change before this one is not committed yet; retry")
+        for node in members.voters - self.members.voters:
+            lag = self.store.last_index - leadership.progress[node].match if node in leadership.progress else None
+            if lag is None or lag > self.settings.promote_lag_entries:
+                raise LearnerBehindError(f"{node} lacks {lag if lag is not None else 'all'} entries; wait", node=node)
+        if any(payload[:1] == _MEMBERSHIP_TAG for payload, _ in self._proposals):
+            raise ChangeInProgressError("the change before this one is not written yet; retry")
+        self.propose(_MEMBERSHIP_TAG + members.encode(), context)
+
+    def _change_in_progress(self) -> bool:
+        """True while a membership may still be undone: its entry, or this leader's first one, is not committed.
+
+        The second half matters as much: a new leader may hold a membership that a majority never saw.
+        """
+        newest = next(self.store.scan(Table.MEMBERS, reverse=True), None)
+        return self.commit < self.noop_index or (newest is not None and _key_index(newest[0]) > self.commit)
+
+    def transfer_leadership(self, target: NodeId, now: float, context: Any) -> None:
+        """Hand the leadership to a voter: it catches up, then is told to start an election.
+
+        Answered with None once this replica leads no more, or with the error that it still does.
+        """
+        leadership = self._leading()
+        if target == self.node_id or target not in self.members.voters:
+            raise MembershipError(f"{target} cannot take over: it is not another voter", node=target)
+        if leadership.transfer is not None:
+            raise ChangeInProgressError(f"leadership is moving to {leadership.transfer.target} already")
+        leadership.transfer = Transfer(target, now + self.settings.election_timeout_max_ms / 1000, context)
+
+    # -- the step ----------------------------------------------------------------------
+
+    def receive(self, now: float, event: Event) -> None:
+        """Take one event of the transport."""
+        self.now = now
+        match event:
+            case Received(sender, message):
+                if not self._disk_full:
+                    self._take(sender, message)
+            case PeerUp(peer):
+                self._unreachable.discard(peer)
+                if self._leadership is not None and peer in self._leadership.progress:
+                    self._leadership.progress[peer].lost()
+            case PeerDown(peer, dead):
+                self._unreachable.add(peer)
+                if self._leadership is not None and peer in self._leadership.progress:
+                    self._leadership.progress[peer].lost()
+                if dead and peer == self.leader:
+                    self._leader_died()
+
+    def step(self, now: float) -> Ready:
+        """Let time pass, write the proposals, and say what to send."""
+        self.now = now
+        if not self._disk_full:
+            try:
+                self._advance()
+            except DamagedLogError as error:
+                # Others have the entry; this replica must neither lead nor go on without it.
+                self.store.mark_damaged(str(error))
+                self.set_role(FOLLOWER)
+                self.leader = None
+        ready, self._ready = self._ready, Ready()
+        return ready
+
+    def _advance(self) -> None:
+        self._prepare_election()
+        self.stock_tick()
+        self._transferred = self._transferred and self._campaign
+        self._write_proposals()
+        self._finish_confirmations()
+        self._drive_transfer()
+        self._replicate()
+
+    def synced(self) -> None:
+        """The store's buffer is durable."""
+        self._durable = self.store.last_index
+        self._disk_full = False
+
+    def disk_full(self) -> None:
+        """``sync`` failed and its buffer waits. Promise nothing, lead nobody, until ``synced``."""
+        if not self._disk_full:
+            self._disk_full = True
+            self.set_role(FOLLOWER)
+            self.leader = None
+
+    # -- elections -----------------------------------------------------------------------
+
+    def election_timeout_s(self) -> float:
+        if self._hurried_elections > 0:
+            return self._rng.uniform(0, self.settings.fast_election_max_ms / 1000)
+        return self._rng.uniform(self.settings.election_timeout_min_ms, self.settings.election_timeout_max_ms) / 1000
+
+    @property
+    def _only_voter(self) -> bool:
+        return self.members.voters == {self.node_id}
+
+    def _may_campaign(self) -> bool:
+        return self.node_id in self.members.voters and self.store.damaged is None
+
+    def _leader_died(self) -> None:
+        """Nobody needs to wait for a timeout to learn what is known. A few quick rounds, then the usual pace."""
+        self.leader = None
+        self._leader_heard = _NEVER
+        self._hurried_elections = self.settings.fast_election_rounds
+        self.election_deadline = self.now + self.election_timeout_s()
+
+    def _loyal(self) -> bool:
+        """True while a leader lives: then candidates are refused, so that a replica that comes back disturbs nobody."""
+        return self.is_leader or self.now - self._leader_heard < self.settings.election_timeout_min_ms / 1000
+
+    def _prepare_election(self) -> None:
+        """The stock engine starts an election once its deadline has passed; here that deadline is guarded."""
+        if self.is_leader or self.election_deadline >= self.now:
+            return
+        if not self._may_campaign():
+            self._postpone_election()
+        elif not self._campaign:
+            self._start_pre_vote()
+
+    def _postpone_election(self) -> None:
+        self._campaign = self._transferred = False
+        self.election_deadline = self.now + self.election_timeout_s()
+
+    def _start_pre_vote(self) -> None:
+        self.leader = None
+        self._hurried_elections = max(0, self._hurried_elections - 1)
+        self._pre_vote_term = Term(self.term + 1)
+        self._pre_votes = {self.node_id}
+        self.election_deadline = self.now + self.election_timeout_s()
+        for peer in sorted(self.members.voters - {self.node_id}):
+            self._late(peer, PreVote(self._pre_vote_term, self.store.last_index, self.store.last_term))
+        self._count_pre_votes()
+
+    def _count_pre_votes(self) -> None:
+        if self.members.is_majority(self._pre_votes):
+            self._campaign = True
+            self.election_deadline = _NEVER
+
+    def _on_pre_vote(self, sender: NodeId, message: PreVote) -> None:
+        granted = (
+            message.term > self.term
+            and not self._loyal()
+            and (message.last_term, message.last_index) >= (self.store.last_term, self.store.last_index)
+        )
+        self._late(sender, PreVoteReply(self.term, message.term, granted))
+
+    def _on_pre_vote_reply(self, sender: NodeId, message: PreVoteReply) -> None:
+        if message.granted and message.for_term == self._pre_vote_term == self.term + 1 and self.role != LEADER:
+            self._pre_votes.add(sender)
+            self._count_pre_votes()
+
+    def _on_request_vote(self, sender: NodeId, message: RequestVote) -> None:
+        if self._loyal() and not message.transfer:
+            return
+        if message.term < self.term:
+            self._late(sender, VoteReply(self.term, granted=False))
+        elif message.term == self.term and self.vote == sender:
+            self._late(sender, VoteReply(self.term, granted=True))  # the first answer was lost
+        else:
+            if message.term > self.term:
+                self._take_term(message.term)
+            self.stock_receive(
+                sender,
+                {
+                    "type": "request_vote",
+                    "term": message.term,
+                    "last_log_index": message.last_index,
+                    "last_log_term": message.last_term,
+                },
+            )
+
+    def _on_vote_reply(self, sender: NodeId, message: VoteReply) -> None:
+        if (
+            message.granted
+            and message.term == self.term
+            and self.role == CANDIDATE
+            and sender in self.members.voters
+            and self._is_new_vote(sender)
+        ):
+            self._votes.add(sender)
+            self.stock_receive(sender, {"type": "response_vote", "term": message.term})
+
+    def _is_new_vote(self, sender: NodeId) -> bool:
+        """The stock engine counts votes without looking whose they are."""
+        return sender not in self._votes
+
+    def _on_timeout_now(self, sender: NodeId, message: TimeoutNow) -> None:
+        if message.term == self.term and sender == self.leader and self._may_campaign():
+            self._campaign = self._transferred = True
+            self.election_deadline = _NEVER
+
+    def on_stock_message(self, peer: NodeId, message: dict[str, Any]) -> None:
+        match message["type"]:
+            case "request_vote":
+                self._late(
+                    peer,
+                    RequestVote(
+                        message["term"], message["last_log_index"], message["last_log_term"], self._transferred
+                    ),
+                )
+            case "response_vote":
+                self._late(peer, VoteReply(message["term"], granted=True))
+            case other:
+                raise InvariantBrokenError(f"the stock engine sent {other}")
+
+    def on_role_change(self, role: int) -> None:
+        self._campaign = False
+        if role == CANDIDATE:
+            self._votes = {self.node_id}
+        if role == LEADER:
+            peers = self.members.everyone - {self.node_id}
+            self._leadership = Leadership(self.term, self.store, peers, self.settings)
+            self._hurried_elections = 0
+        elif self._leadership is not None:
+            self._lose_leadership(self._leadership)
+
+    def _lose_leadership(self, lost: Leadership) -> None:
+        self._leadership = None
+        error = LeadershipLostError(f"{self.node_id} stopped leading before the outcome was known; ask the new leader")
+        for context, _ in lost.waiting.values():
+            self._answer(context, error)
+        for context in lost.abandoned() + self._confirms:
+            self._answer(context, error)
+        refusal = self._not_leader()
+        for _, context in self._proposals:
+            self._answer(context, refusal)
+        if lost.transfer is not None:
+            self._answer(lost.transfer.context, None)
+        self._proposals, self._confirms = [], []
+
+    def _take_term(self, term: Term) -> None:
+        """Somebody is ahead of us: follow."""
+        self.set_term(term, None)
+        self.set_role(FOLLOWER)
+        self.leader = None
+        if self._campaign:
+            self._postpone_election()
+
+    # -- messages ----------------------------------------------------------------------
+
+    def _take(self, sender: NodeId, message: Message) -> None:
+        match message:
+            case AppendEntries():
+                self._on_append(sender, message)
+            case AppendReply():
+                self._on_append_reply(sender, message)
+            case PreVote():
+                self._on_pre_vote(sender, message)
+            case RequestVote():
+                self._on_request_vote(sender, message)
+            case InstallSnapshot():
+                self._on_snapshot(sender, message)
+            case PreVoteReply() | VoteReply():
+                if message.term > self.term:
+                    self._take_term(message.term)
+                elif isinstance(message, PreVoteReply):
+                    self._on_pre_vote_reply(sender, message)
+                else:
+                    self._on_vote_reply(sender, message)
+            case TimeoutNow():
+                self._on_timeout_now(sender, message)
+
+    def _follow(self, sender: NodeId, term: Term) -> bool:
+        """The sender says it leads ``term``. False if that is over."""
+        if term < self.term:
+            return False
+        if term > self.term:
+            self._take_term(term)
+        if self.is_leader:
+            raise InvariantBrokenError(f"{sender} and {self.node_id} both lead term {term}")
+        self.set_role(FOLLOWER)
+        self.leader = sender
+        self._leader_heard = self.now
+        self._hurried_elections = 0
+        if not self._transferred:
+            self._postpone_election()
+        return True
+
+    def _on_append(self, sender: NodeId, message: AppendEntries) -> None:
+        if not self._follow(sender, message.term):
+            self._late(sender, AppendReply(self.term, False, message.prev_index, Index(0), message.round))
+            return
+        outcome = accept(self.store, message, self.commit)
+        if isinstance(outcome, Refused):
+            self._late(sender, AppendReply(self.term, False, message.prev_index, outcome.hint, message.round))
+            return
+        if outcome.truncated_from is not None:
+            self._forget_members(outcome.truncated_from)
+        for entry in outcome.appended:
+            self._note_members(entry)
+        self.commit = max(self.commit, self._verified_commit(message))
+        self._late(sender, AppendReply(self.term, True, message.prev_index, outcome.match, message.round))
+
+    def _verified_commit(self, message: AppendEntries) -> Index:
+        """The leader's commit index, but never past what this very message proved to match."""
+        return min(message.commit, Index(message.prev_index + len(message.entries)))
+
+    def _on_append_reply(self, sender: NodeId, reply: AppendReply) -> None:
+        if reply.term > self.term:
+            self._take_term(reply.term)
+        elif self._leadership is not None and sender in self._leadership.progress and self._is_current(reply):
+            self._leadership.take_reply(sender, reply)
+            self.peer_answered(sender)
+            self.peer_matches(sender, self._leadership.progress[sender].match)
+
+    def _is_current(self, reply: AppendReply) -> bool:
+        """An answer to an earlier leadership of ours says nothing about the log as it is now."""
+        return reply.term == self.term
+
+    def _on_snapshot(self, sender: NodeId, message: InstallSnapshot) -> None:
+        if not self._follow(sender, message.term):
+            self._late(sender, AppendReply(self.term, False, message.index, Index(0), message.round))
+            return
+        if message.index > self.commit:
+            if self.store.term_at(message.index) == message.index_term:
+                self.commit = message.index  # the log has it all; the checkpoint only says that it is committed
+            else:
+                self._install(message)
+        self._late(sender, AppendReply(self.term, True, message.index, message.index, message.round))
+
+    def _install(self, message: InstallSnapshot) -> None:
+        self.store.install(Checkpoint(message.index, message.index_term, message.members, message.state))
+        self.machine.restore(message.state)
+        self.applied = self.commit = message.index
+        self._bytes_since_checkpoint = 0
+        self._use_members(Members.decode(message.members))
+
+    # -- the leader's side --------------------------------------------------------------
+
+    def _write_proposals(self) -> None:
+        proposals, self._proposals = self._proposals, []
+        if not proposals:
+            return
+        leadership = self._leading()
+        index, entries = self.store.last_index, []
+        for payload, context in proposals:
+            index = Index(index + 1)
+            entries.append(Entry(index, self.term, payload, entry_crc(index, self.term, payload)))
+            leadership.waiting[index] = (context, len(payload))
+        self.store.append(entries)
+        for entry in entries:
+            self._note_members(entry)
+
+    def on_heartbeat_due(self) -> None:
+        self._heartbeat_due = True
+
+    def _replicate(self) -> None:
+        if self._leadership is not None:
+            reachable = self.members.everyone - self._unreachable
+            self._ready.early.extend(
+                self._leadership.outgoing(self.commit, self.now, self._heartbeat_due, reachable)
+            )
+        self._heartbeat_due = False
+
+    def _finish_confirmations(self) -> None:
+        if self._leadership is None:
+            return
+        # Before its first own entry is committed, a leader does not know what was committed before it.
+        if self._confirms and self.commit >= self.noop_index:
+            for context in self._confirms:
+                self._leadership.confirm(context)
+            self._confirms = []
+            self._heartbeat_due = True
+        for context in self._leadership.confirmed(self.node_id, self.members):
+            self._answer(context, None)
+
+    def _drive_transfer(self) -> None:
+        leadership = self._leadership
+        if leadership is None or leadership.transfer is None:
+            return
+        transfer = leadership.transfer
+        if self.now > transfer.deadline_s:
+            leadership.transfer = None
+            self._answer(transfer.context, TransferFailedError(f"{transfer.target} did not take over in time"))
+        elif leadership.progress[transfer.target].match == self.store.last_index and (
+            self._heartbeat_due or not transfer.asked
+        ):
+            transfer.asked = True
+            self._ready.early.append((transfer.target, TimeoutNow(self.term)))
+
+    # -- applying ------------------------------------------------------------------------
+
+    def apply_committed(self) -> None:
+        """Apply what is committed, a bounded piece at a time."""
+        if self.applied >= self.commit or self.store.damaged is not None:
+            return
+        waiting = self._leadership.waiting if self._leadership is not None else {}
+        for entry in self.store.entries(Index(self.applied + 1), self.settings.apply_batch_bytes):
+            if entry.index > self.commit:
+                break
+            kind = entry.payload[0]
+            result = None if kind in (NO_OP, MEMBERSHIP) else self.machine.apply(entry.index, entry.payload)
+            self.applied = entry.index
+            self._bytes_since_checkpoint += len(entry.payload)
+            if entry.index in waiting:
+                context, size_bytes = waiting.pop(entry.index)
+                self._leading().uncommitted_bytes -= size_bytes
+                self._answer(context, result)
+        self.store.set_applied(self.applied)
+
+    def _answer(self, context: Any, result: Any) -> None:
+        if context is not None:
+            self._ready.done.append(Done(context, result))
+
+    # -- checkpoints ----------------------------------------------------------------------
+
+    def maintain(self, segment_bytes: int, max_entries: int) -> bool:
+        """Save a checkpoint once enough was applied; trim what nobody needs. True if there is more to trim.
+
+        Each replica does this by itself: where its log begins is nobody else's business.
+        """
+        store = self.store
+        if self._bytes_since_checkpoint >= segment_bytes:
+            term = store.term_at(self.applied)
+            if term is None:
+                raise InvariantBrokenError(f"applied entry {self.applied} is not in the log")
+            members = self._stored_members(self.applied).encode()
+            store.save_checkpoint(Checkpoint(self.applied, term, members, self.machine.checkpoint()))
+            self._bytes_since_checkpoint = 0
+        needed = self.machine.first_needed()
+        trimmable = [index for index in store.checkpoints() if index < needed]
+        return bool(trimmable) and not store.trim_to(trimmable[-1], max_entries)
+
+    # -- members ---------------------------------------------------------------------------
+
+    def _stored_members(self, index: Index) -> Members:
+        """The membership in force at ``index``."""
+        for _, row in self.store.scan(Table.MEMBERS, stop=_index_key(Index(index + 1)), reverse=True):
+            return Members.decode(row)
+        return Members(frozenset())
+
+    def _note_members(self, entry: Entry) -> None:
+        """A membership counts from the moment its entry is in the log, committed or not."""
+        if entry.payload[:1] == _MEMBERSHIP_TAG:
+            self.store.put(Table.MEMBERS, _index_key(entry.index), entry.payload[1:])
+            self._use_members(Members.decode(entry.payload[1:]))
+
+    def _forget_members(self, first: Index) -> None:
+        """The log was cut at ``first``: the memberships after it never happened."""
+        keys = [key for key, _ in self.store.scan(Table.MEMBERS, start=_index_key(first))]
+        for key in keys:
+            self.store.delete(Table.MEMBERS, key)
+        if keys:
+            self._use_members(self._stored_members(Index(first - 1)))
+
+    def _use_members(self, members: Members) -> None:
+        self.members = members
+        self.set_peers(members.voters - {self.node_id}, members.learners - {self.node_id})
+        if self._leadership is not None:
+            self._leadership.set_peers(members.everyone - {self.node_id})
+
+    # -- small things ------------------------------------------------------------------------
+
+    def _leading(self) -> Leadership:
+        if self._leadership is None:
+            raise self._not_leader()
+        return self._leadership
+
+    def _not_leader(self) -> RayQueueError:
+        where = f"; ask {self.leader}" if self.leader else "; no leader is known yet, retry"
+        return NotLeaderError(f"{self.node_id} does not lead{where}", leader=self.leader)
+
+    def _late(self, peer: NodeId, message: Message) -> None:
+        self._ready.late.append((peer, message))
+
+
+def _index_key(index: Index) -> bytes:
+    return index.to_bytes(8, "big")
+
+
+def _key_index(key: bytes) -> Index:
+    return Index(int.from_bytes(key, "big"))

@@ -1,0 +1,104 @@
+"""What a leader knows about one follower, and when it may send more.
+
+Three states, as etcd's tracker has them:
+
+    PROBE      the follower's log is unknown. One small question at a time
+               ("do you have prev?") until one is answered with yes.
+    PIPELINE   the logs match. Entries are sent ahead of the answers, at most
+               ``window_bytes`` of them.
+    SNAPSHOT   the follower needs entries that are trimmed. Wait until it has
+               the checkpoint.
+
+Answers may be late, doubled or from before a reset. Each is accepted only if
+it answers the question that is open now, so two refusals of two messages in
+flight reset the follower once, not for ever.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from enum import Enum
+
+from rayqueue.ids import Index
+
+
+class Pace(Enum):
+    PROBE = "probe"
+    PIPELINE = "pipeline"
+    SNAPSHOT = "snapshot"
+
+
+class Progress:
+    """One follower, as seen by the leader of one term."""
+
+    __slots__ = (
+        "_in_flight",
+        "_snapshot_sent_s",
+        "acked_round",
+        "asked",
+        "in_flight_bytes",
+        "match",
+        "next",
+        "pace",
+        "window_bytes",
+    )
+
+    def __init__(self, next_index: int, window_bytes: int) -> None:
+        self.pace = Pace.PROBE
+        self.match = Index(0)
+        self.next = Index(next_index)
+        self.asked = False  # a probe is on its way
+        self.acked_round = 0
+        self.in_flight_bytes = 0
+        self.window_bytes = window_bytes
+        self._in_flight: deque[tuple[Index, int]] = deque()
+        self._snapshot_sent_s = float("-inf")
+
+    def may_send(self, now: float, snapshot_retry_s: float) -> bool:
+        if self.pace is Pace.PIPELINE:
+            return self.in_flight_bytes < self.window_bytes
+        if self.pace is Pace.SNAPSHOT:
+            return now - self._snapshot_sent_s >= snapshot_retry_s
+        return not self.asked
+
+    def sent(self, last: Index, size_bytes: int) -> None:
+        """Entries up to ``last`` are on their way."""
+        self.next = Index(last + 1)
+        self._in_flight.append((last, size_bytes))
+        self.in_flight_bytes += size_bytes
+
+    def confirmed(self, match: Index) -> None:
+        """The follower's log matches ours up to ``match``."""
+        self.match = max(self.match, match)
+        if self.pace is Pace.PIPELINE:
+            while self._in_flight and self._in_flight[0][0] <= self.match:
+                self.in_flight_bytes -= self._in_flight.popleft()[1]
+            self.next = max(self.next, Index(self.match + 1))
+        elif self.pace is Pace.PROBE or self.match + 1 >= self.next:
+            self._start(Pace.PIPELINE)
+
+    def refused(self, prev: Index, hint: Index) -> None:
+        """The follower does not have ``prev`` as we do; it may match up to ``hint``."""
+        if self.pace is Pace.PIPELINE:
+            if prev > self.match:
+                self._start(Pace.PROBE)
+        elif self.pace is Pace.PROBE and prev == self.next - 1:
+            self.next = Index(max(self.match, min(prev - 1, hint)) + 1)
+            self.asked = False
+
+    def lost(self) -> None:
+        """Whatever was on its way may be gone."""
+        self._start(Pace.PROBE)
+
+    def needs_snapshot(self, index: Index, now: float) -> None:
+        """The checkpoint at ``index`` is on its way; nothing else is of use before it arrives."""
+        self._start(Pace.SNAPSHOT)
+        self.next = Index(index + 1)
+        self._snapshot_sent_s = now
+
+    def _start(self, pace: Pace) -> None:
+        self.pace = pace
+        self.next = Index(self.match + 1)
+        self.asked = False
+        self._in_flight.clear()
+        self.in_flight_bytes = 0
