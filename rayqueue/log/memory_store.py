@@ -1,0 +1,265 @@
+"""The in-memory twin of the LMDB store, for tests and for the simulator.
+
+Owns a ``MemoryDisk``, which holds exactly what was synced and outlives the
+store. A crash is ``store = store.reopen()``: the buffer is lost, the disk
+stays. It keeps the promise of ``rayqueue.log.store``, errors included, except
+that nothing survives the process.
+
+For the simulator:
+
+- ``before_commit`` runs inside ``sync()`` before anything is durable. What it
+  raises leaves the disk and the buffer alone (``DiskFullError``: a full disk;
+  an exception of the simulator's own: a crash that lost the transaction).
+- ``after_commit`` runs when everything is durable but ``sync()`` has not
+  returned. What it raises is a crash that nobody was told about.
+- ``MemoryDisk.apply`` applies one operation, ``store.unsynced`` lists those
+  that a crash would lose; so a test can model a disk that keeps some of them.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import TypeVar
+
+from rayqueue.errors import DamagedLogError, ReplicaClosedError
+from rayqueue.ids import GroupId, Index, NodeId, Term
+from rayqueue.log.buffer import BufferedStore
+from rayqueue.log.ops import (
+    EMPTY_STATE,
+    Append,
+    Delete,
+    Free,
+    Install,
+    LogState,
+    MoveBase,
+    Op,
+    Put,
+    SaveCheckpoint,
+    SetApplied,
+    SetHard,
+    SortedRows,
+    Truncate,
+    index_key,
+)
+from rayqueue.log.store import Checkpoint, Entry, HardState, Table
+from rayqueue.records.checksum import entry_crc
+
+_ROW_OVERHEAD_BYTES = 32
+_CACHE_BYTES = 1 << 20
+
+
+class MemoryDisk:
+    """What was synced. Entries are shared with the store, never copied."""
+
+    def __init__(self) -> None:
+        self.entries: dict[Index, Entry] = {}
+        self.tables: dict[Table, SortedRows[bytes]] = {table: SortedRows() for table in Table}
+        self.checkpoints: dict[Index, Checkpoint] = {}
+        self.hard: HardState = EMPTY_STATE.hard
+        self.applied = Index(0)
+        self.base_index = Index(0)
+        self.base_term = Term(0)
+        self.last_index = Index(0)
+        self.freed = Index(0)
+        self.damaged: str | None = None
+        self.payload_bytes = 0
+        self.readers = 0
+
+    def copy(self) -> MemoryDisk:
+        """A disk of its own: a copy-on-write step under running snapshots, or an image for a test."""
+        twin = MemoryDisk()
+        twin.entries = self.entries.copy()
+        twin.tables = {table: rows.copy() for table, rows in self.tables.items()}
+        twin.checkpoints = self.checkpoints.copy()
+        twin.hard, twin.applied = self.hard, self.applied
+        twin.base_index, twin.base_term = self.base_index, self.base_term
+        twin.last_index, twin.freed = self.last_index, self.freed
+        twin.damaged, twin.payload_bytes = self.damaged, self.payload_bytes
+        return twin
+
+    def state(self) -> LogState:
+        last = self.entries.get(self.last_index)
+        if last is None and self.last_index > self.base_index:
+            raise DamagedLogError(f"entry {self.last_index} is missing", index=self.last_index)
+        return LogState(
+            hard=self.hard,
+            applied=self.applied,
+            base_index=self.base_index,
+            base_term=self.base_term,
+            last_index=self.last_index,
+            last_term=self.base_term if last is None or self.last_index == self.base_index else last.term,
+            freed=self.freed,
+        )
+
+    def apply(self, op: Op) -> None:
+        """Make one operation durable."""
+        match op:
+            case Append(entry):
+                self._drop(entry.index)
+                self.entries[entry.index] = entry
+                self.payload_bytes += len(entry.payload)
+                self.last_index = max(self.last_index, entry.index)
+            case Truncate(first):
+                for index in range(first, self.last_index + 1):
+                    self._drop(Index(index))
+                self.last_index = Index(min(self.last_index, first - 1))
+            case SetHard(hard):
+                self.hard = hard
+            case SetApplied(index):
+                self.applied = index
+            case Put(table, key, value):
+                self.tables[table].put(key, value)
+            case Delete(table, key):
+                self.tables[table].remove(key)
+            case SaveCheckpoint(checkpoint):
+                self.checkpoints[checkpoint.index] = checkpoint
+            case MoveBase(index, term):
+                self.base_index, self.base_term = index, term
+                self.checkpoints = {at: kept for at, kept in self.checkpoints.items() if at >= index}
+            case Free(after, until):
+                for index in range(after + 1, until + 1):
+                    self._drop(Index(index))
+                self.freed = until
+            case Install(checkpoint):
+                self._install(checkpoint)
+
+    def _install(self, checkpoint: Checkpoint) -> None:
+        self.entries = {}
+        self.payload_bytes = 0
+        self.tables = {table: SortedRows() for table in Table}
+        self.tables[Table.MEMBERS].put(index_key(checkpoint.index), checkpoint.members)
+        self.checkpoints = {checkpoint.index: checkpoint}
+        self.hard = replace(self.hard, commit=checkpoint.index)
+        self.applied = self.base_index = self.last_index = self.freed = checkpoint.index
+        self.base_term = checkpoint.term
+
+    def _drop(self, index: Index) -> None:
+        entry = self.entries.pop(index, None)
+        if entry is not None:
+            self.payload_bytes -= len(entry.payload)
+
+    def read_entry(self, index: Index) -> Entry:
+        """The verified entry of the log."""
+        if not self.base_index < index <= self.last_index:
+            raise KeyError(index)
+        entry = self.entries.get(index)
+        if entry is None:
+            raise DamagedLogError(f"entry {index} is missing", index=index)
+        if entry.index != index or entry_crc(index, entry.term, entry.payload) != entry.crc:
+            raise DamagedLogError(f"entry {index} does not match its checksum", index=index)
+        return entry
+
+
+class MemorySnapshot:
+    """A ``Snapshot`` of a ``MemoryDisk``, valid inside its ``with`` block."""
+
+    def __init__(self, disk: MemoryDisk) -> None:
+        self._disk: MemoryDisk | None = disk
+
+    def _open_disk(self) -> MemoryDisk:
+        if self._disk is None:
+            raise ReplicaClosedError("the snapshot has ended")
+        return self._disk
+
+    def entry(self, index: Index) -> Entry:
+        return self._open_disk().read_entry(index)
+
+    def get(self, table: Table, key: bytes) -> bytes | None:
+        return self._open_disk().tables[table].get(key)
+
+    def scan(
+        self, table: Table, start: bytes = b"", stop: bytes | None = None, *, reverse: bool = False
+    ) -> Iterator[tuple[bytes, bytes]]:
+        for row in self._open_disk().tables[table].range(start, stop, reverse):
+            self._open_disk()
+            yield row
+
+    def end(self) -> None:
+        self._disk = None
+
+
+_S = TypeVar("_S", bound="MemoryStore")
+
+
+class MemoryStore(BufferedStore):
+    """A ``LogStore`` on a ``MemoryDisk``; a new, empty disk unless one is given."""
+
+    def __init__(
+        self, group_id: GroupId, node_id: NodeId, *, disk: MemoryDisk | None = None, cache_bytes: int = _CACHE_BYTES
+    ) -> None:
+        super().__init__(group_id, node_id, cache_bytes=cache_bytes)
+        self.disk = MemoryDisk() if disk is None else disk
+        self.before_commit: Callable[[], None] | None = None
+        self.after_commit: Callable[[], None] | None = None
+        self._snapshots = threading.Lock()
+        self._damaged = self.disk.damaged
+        self._load(self.disk.state(), {index: saved.term for index, saved in self.disk.checkpoints.items()})
+
+    def reopen(self: _S) -> _S:
+        """What a restart finds: a new store on the same disk. This one is closed, its buffer is lost."""
+        self.close()
+        return type(self)(self.group_id, self.node_id, disk=self.disk, cache_bytes=self._cache_bytes)
+
+    def _commit(self, ops: Sequence[Op], state: LogState) -> None:
+        if self.before_commit is not None:
+            self.before_commit()
+        with self._snapshots:
+            if self.disk.readers:
+                self.disk = self.disk.copy()
+            for op in ops:
+                self.disk.apply(op)
+        if self.after_commit is not None:
+            self.after_commit()
+
+    def _disk_term(self, index: Index) -> Term:
+        return self.disk.read_entry(index).term
+
+    def _disk_entries(self, first: Index, last: Index, max_bytes: int) -> list[Entry]:
+        found: list[Entry] = []
+        for index in range(first, last + 1):
+            entry = self.disk.read_entry(Index(index))
+            max_bytes -= len(entry.payload)
+            if max_bytes < 0 and found:
+                break
+            found.append(entry)
+        return found
+
+    def _disk_get(self, table: Table, key: bytes) -> bytes | None:
+        return self.disk.tables[table].get(key)
+
+    def _disk_rows(
+        self, table: Table, start: bytes, stop: bytes | None, reverse: bool, limit: int
+    ) -> list[tuple[bytes, bytes]]:
+        return self.disk.tables[table].range(start, stop, reverse, limit)
+
+    def _disk_checkpoint(self, index: Index) -> Checkpoint:
+        return self.disk.checkpoints[index]
+
+    def _write_damaged(self, why: str) -> None:
+        self.disk.damaged = why
+
+    @contextmanager
+    def snapshot(self) -> Iterator[MemorySnapshot]:
+        with self._snapshots:
+            self._check_open()
+            disk = self.disk
+            disk.readers += 1
+        snapshot = MemorySnapshot(disk)
+        try:
+            yield snapshot
+        finally:
+            snapshot.end()
+            with self._snapshots:
+                disk.readers -= 1
+
+    def size_bytes(self) -> int:
+        self._check_open()
+        rows = sum(len(rows) for rows in self.disk.tables.values()) + len(self.disk.entries)
+        return self.disk.payload_bytes + rows * _ROW_OVERHEAD_BYTES
+
+    def close(self) -> None:
+        with self._snapshots:
+            self._closed = True
