@@ -1,0 +1,63 @@
+# Two commands do everything on a fresh machine: `make demo` and `make test`.
+# Both first make .venv what uv.lock says (scripts/setup), which takes no time when it already is.
+
+PYTHON := .venv/bin/python
+SCHEDULES ?= 1500
+SEED ?= 1
+WORKERS ?= auto
+
+export RAY_USAGE_STATS_ENABLED := 0
+
+.PHONY: help setup demo test lint types imports unit integration format sim bench build clean
+
+help:
+	@echo "make demo                      set up, then show that a killed leader loses nothing"
+	@echo "make test                      set up, then lint, types, import rules and tests"
+	@echo "make sim SCHEDULES=n SEED=s    n seeded fault schedules of the simulator"
+	@echo "make bench [QUICK=1]           every published figure, measured again"
+	@echo "make format                    let ruff rewrite what it can"
+	@echo "make lint types imports unit integration    the parts of make test"
+
+setup:
+	@scripts/setup
+
+demo: setup
+	@$(PYTHON) -m rayqueue.cli demo
+
+test: lint types imports unit integration
+	@echo "make test: all passed"
+
+lint: setup
+	$(PYTHON) -m ruff check
+	$(PYTHON) -m ruff format --check
+
+types: setup
+	$(PYTHON) -m mypy
+
+imports: setup
+	.venv/bin/lint-imports
+
+unit: setup
+	$(PYTHON) -m pytest tests/unit tests/sim -n $(WORKERS)
+
+# One at a time: these start process groups and clusters, and measure deadlines.
+integration: setup
+	$(PYTHON) -m pytest tests/integration
+
+format: setup
+	$(PYTHON) -m ruff check --fix
+	$(PYTHON) -m ruff format
+
+sim: setup
+	@$(PYTHON) -m tests.sim.campaign --schedules $(SCHEDULES) --seed $(SEED)
+
+bench: setup
+	@set -e; for script in benchmarks/[!_]*.py; do \
+		echo "== $$script"; $(PYTHON) $$script $(if $(QUICK),--quick); \
+	done
+
+build: setup
+	$(PYTHON) -m build --no-isolation
+
+clean:
+	rm -rf .venv .uv dist build .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

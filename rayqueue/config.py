@@ -1,0 +1,324 @@
+"""Every setting, its limits, and where its value came from.
+
+Owns all limits and timeouts: nothing else in RayQueue reads the environment
+or a configuration file. A value is taken from the first of these that names it:
+
+1. an argument: ``Settings(raft={"heartbeat_ms": 50})``, or by dotted key, as a
+   command's flags give it: ``Settings(**{"raft.heartbeat_ms": 50})``
+2. the environment: ``RAYQUEUE_RAFT__HEARTBEAT_MS=50``. An empty variable is
+   as good as none; ``none`` takes away a limit that a file has set.
+3. a file: ``config_path``, or ``RAYQUEUE_CONFIG_PATH``, or ``rayqueue.toml`` or
+   ``rayqueue.yaml`` in the current directory
+4. the default below
+
+A key that is not known, a value that cannot be and two values that contradict
+each other are a ``ConfigError``, which names the key, where it was set and
+what is allowed. Secrets are never shown.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PrivateAttr,
+    SecretStr,
+    ValidationError,
+    model_validator,
+)
+from pydantic_core import ErrorDetails, PydanticCustomError
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+from typing_extensions import Self
+
+from rayqueue import _config_sources as sources
+from rayqueue._config_sources import Problem
+from rayqueue.errors import ConfigError
+
+MIB = 1024 * 1024
+DEFAULT = "default"
+
+_CONTRADICTION = "contradiction"
+_INCOMPLETE = "incomplete"
+
+
+def _no_bool(value: Any) -> Any:
+    if isinstance(value, bool):
+        raise PydanticCustomError("not_a_number", "Input should be a whole number")
+    return value
+
+
+def _absolute(path: Path) -> Path:
+    # Ray's workers have other current directories than the driver.
+    return path.expanduser().absolute()
+
+
+def _long_enough(secret: SecretStr) -> SecretStr:
+    if len(secret.get_secret_value()) < 16:
+        raise PydanticCustomError("short_secret", "Input should have at least 16 characters")
+    return secret
+
+
+Positive = Annotated[int, BeforeValidator(_no_bool), Field(gt=0)]
+NotNegative = Annotated[int, BeforeValidator(_no_bool), Field(ge=0)]
+Secret = Annotated[SecretStr, AfterValidator(_long_enough)]
+AbsolutePath = Annotated[Path, AfterValidator(_absolute)]
+
+
+_RELATIONS = {"less than": operator.lt, "at most": operator.le, "at least": operator.ge, "more than": operator.gt}
+
+
+def _require(model: BaseModel, key: str, relation: str, other: str) -> None:
+    """A rule between two settings of a model; dotted keys reach into its sections."""
+    value, limit = operator.attrgetter(key, other)(model)
+    if not _RELATIONS[relation](value, limit):
+        context = {"key": key, "value": value, "relation": relation, "other": other, "limit": limit}
+        raise PydanticCustomError(_CONTRADICTION, "must be {relation} {other}", context)
+
+
+class Section(BaseModel):
+    """A frozen group of settings. May be made by hand; it then reads neither environment nor files."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
+
+    def __init__(self, **values: Any) -> None:
+        try:
+            super().__init__(**values)
+        except ValidationError as error:
+            raise _config_error(_problems(error, values, None)) from None
+
+    # Without this mark pydantic would call __init__ for sections inside Settings too, and lose their place.
+    __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]
+
+
+class RaftSettings(Section):
+    """Elections and replication of one group."""
+
+    election_timeout_min_ms: Positive = Field(
+        default=1000, description="a follower that hears nothing for this long, or"
+    )
+    election_timeout_max_ms: Positive = Field(default=2500, description="up to this long, asks for votes")
+    heartbeat_ms: Positive = Field(default=100, description="a leader with nothing to say says so this often")
+    leader_fallback_ms: Positive = Field(
+        default=2000, description="a leader that hears no majority for this long steps down"
+    )
+    fast_election_max_ms: Positive = Field(
+        default=150, description="the longest wait for votes when the leader is known dead"
+    )
+    tick_ms: Positive = Field(default=20, description="the engine looks at its clocks this often")
+    append_batch_bytes: Positive = Field(default=4 * MIB, description="entries in one message to a follower")
+    window_bytes: Positive = Field(default=16 * MIB, description="sent to one follower and not confirmed yet")
+    max_uncommitted_bytes: Positive = Field(
+        default=64 * MIB, description="accepted and not committed; more is QueueFull"
+    )
+
+    apply_batch_bytes: Positive = Field(default=8 * MIB, description="committed entries applied in one step")
+    snapshot_retry_ms: Positive = Field(default=1000, description="a snapshot that is not confirmed is sent again")
+    promote_lag_entries: NotNegative = Field(default=64, description="a learner this close to the end may vote")
+    fast_election_rounds: NotNegative = Field(default=10, description="how often a known death hurries an election")
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        _require(self, "election_timeout_min_ms", "less than", "election_timeout_max_ms")
+        _require(self, "heartbeat_ms", "less than", "election_timeout_min_ms")
+        _require(self, "fast_election_max_ms", "less than", "election_timeout_min_ms")
+        _require(self, "leader_fallback_ms", "more than", "heartbeat_ms")
+        _require(self, "tick_ms", "at most", "heartbeat_ms")
+        _require(self, "window_bytes", "at least", "append_batch_bytes")
+        _require(self, "max_uncommitted_bytes", "at least", "append_batch_bytes")
+        return self
+
+
+class LogSettings(Section):
+    """One replica's log on disk."""
+
+    max_batch_bytes: Positive = Field(default=1 * MIB, description="the largest batch a partition takes")
+    cache_bytes: NotNegative = Field(
+        default=32 * MIB, description="the newest entries, kept in memory for followers and readers"
+    )
+    map_initial_bytes: Positive = Field(default=64 * MIB, description="LMDB's map at first")
+    map_growth_bytes: Positive = Field(default=256 * MIB, description="and how much it grows when it is full")
+    segment_bytes: Positive = Field(
+        default=64 * MIB, description="log between two checkpoints; retention trims whole ones"
+    )
+    retention_ms: Positive | None = Field(default=None, description="older records may be trimmed")
+    retention_bytes: Positive | None = Field(
+        default=None, description="the oldest records of a larger log may be trimmed"
+    )
+    trim_entries_per_tick: Positive = Field(default=256, description="so that a trim never holds up an append")
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        _require(self, "segment_bytes", "at least", "max_batch_bytes")
+        _require(self, "map_initial_bytes", "more than", "max_batch_bytes")
+        _require(self, "map_growth_bytes", "more than", "max_batch_bytes")
+        return self
+
+
+class TransportSettings(Section):
+    """Connections between the replicas of a group."""
+
+    send_queue_bytes: Positive = Field(
+        default=32 * MIB, description="waiting for one peer; more is dropped, and Raft repeats it"
+    )
+    reconnect_min_ms: Positive = Field(default=50, description="wait before the first new attempt,")
+    reconnect_max_ms: Positive = Field(default=2000, description="and after many")
+    tls_cert_path: AbsolutePath | None = Field(default=None, description="TLS: this replica's certificate (PEM)")
+    tls_key_path: AbsolutePath | None = Field(default=None, description="TLS: its private key")
+    tls_ca_path: AbsolutePath | None = Field(default=None, description="TLS: who signs the peers' certificates")
+    secret: Secret | None = Field(default=None, description="what the members of this cluster share")
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        _require(self, "reconnect_min_ms", "at most", "reconnect_max_ms")
+        names = ("tls_cert_path", "tls_key_path", "tls_ca_path")
+        given = [name for name in names if getattr(self, name) is not None]
+        missing = [name for name in names if name not in given]
+        if given and missing:
+            context = {"key": given[0], "missing": " and ".join(missing)}
+            raise PydanticCustomError(_INCOMPLETE, "TLS also needs {missing}", context)
+        return self
+
+
+class Settings(BaseSettings):
+    """All settings of a process. See the module's text for where they come from."""
+
+    model_config = SettingsConfigDict(
+        frozen=True,
+        extra="forbid",
+        hide_input_in_errors=True,
+        env_prefix=sources.ENV_PREFIX,
+        env_nested_delimiter=sources.ENV_DELIMITER,
+        env_ignore_empty=True,
+        env_parse_none_str="none",
+    )
+
+    data_dir: AbsolutePath = Field(
+        default=Path("~/.rayqueue"), validate_default=True, description="where replicas keep their logs"
+    )
+    namespace: str = Field(default="rayqueue", min_length=1, description="the Ray namespace of the actors")
+    raft: RaftSettings = RaftSettings()
+    log: LogSettings = LogSettings()
+    transport: TransportSettings = TransportSettings()
+
+    _sources: dict[str, str] = PrivateAttr(default_factory=dict)
+
+    def __init__(self, *, config_path: Path | str | None = None, **arguments: Any) -> None:
+        shape = sources.shape_of(type(self))
+        layers = (
+            sources.from_file(shape, Path(config_path) if config_path is not None else None),
+            sources.from_environment(type(self), shape),
+            sources.from_arguments(shape, arguments),
+        )
+        values: dict[str, Any] = {}
+        origin: dict[str, str] = {}
+        for layer in layers:  # a later one overrides an earlier one
+            values |= layer.values
+            origin |= layer.sources
+        problems = [problem for layer in layers for problem in layer.problems]
+        try:
+            super().__init__(**_nested(values))
+        except ValidationError as error:
+            problems += _problems(error, values, origin)
+        if problems:
+            raise _config_error(problems) from None
+        self._sources = origin
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """``__init__`` has merged the sources already, because it remembers which one each value is from."""
+        return (init_settings,)
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        _require(self, "log.max_batch_bytes", "less than", "raft.append_batch_bytes")
+        _require(self, "transport.send_queue_bytes", "more than", "raft.append_batch_bytes")
+        return self
+
+
+class Effective(NamedTuple):
+    """One setting as it is in force. ``source``: default, argument, a variable's name or a file's path."""
+
+    key: str
+    value: Any
+    source: str
+
+
+def effective(settings: Settings) -> list[Effective]:
+    """Every setting, in the order of this module. Secrets come masked."""
+    return [Effective(key, _shown(value), settings._sources.get(key, DEFAULT)) for key, value in _flat(settings, "")]
+
+
+def _flat(model: BaseModel, prefix: str) -> list[tuple[str, Any]]:
+    rows: list[tuple[str, Any]] = []
+    for name in type(model).model_fields:
+        value = getattr(model, name)
+        rows += _flat(value, f"{name}.") if isinstance(value, BaseModel) else [(prefix + name, value)]
+    return rows
+
+
+def _shown(value: Any) -> Any:
+    return str(value) if isinstance(value, SecretStr | Path) else value
+
+
+def _nested(values: Mapping[str, Any]) -> dict[str, Any]:
+    nested: dict[str, Any] = {}
+    for dotted, value in values.items():
+        section, dot, key = dotted.partition(".")
+        if dot:
+            nested.setdefault(section, {})[key] = value
+        else:
+            nested[section] = value
+    return nested
+
+
+def _config_error(problems: list[Problem]) -> ConfigError:
+    lines = [str(problem) for problem in problems]
+    text = (
+        lines[0]
+        if len(lines) == 1
+        else "\n".join([f"{len(lines)} settings are wrong:", *(f"- {line}" for line in lines)])
+    )
+    return ConfigError(text, problems=[(problem.key, problem.source, problem.text) for problem in problems])
+
+
+def _problems(error: ValidationError, values: Mapping[str, Any], origin: Mapping[str, str] | None) -> list[Problem]:
+    return [_problem(each, values, origin) for each in error.errors(include_url=False, include_input=False)]
+
+
+def _problem(each: ErrorDetails, values: Mapping[str, Any], origin: Mapping[str, str] | None) -> Problem:
+    """``origin`` is None for a section made by hand: all that it was given are arguments."""
+
+    def source_of(key: str) -> str:
+        if origin is not None:
+            return origin.get(key, DEFAULT)
+        return "argument" if key in values else DEFAULT
+
+    place = [str(part) for part in each["loc"]]
+    context = each.get("ctx", {})
+    if each["type"] == _CONTRADICTION:
+        key, other = (".".join([*place, context[name]]) for name in ("key", "other"))
+        text = f"{context['value']} must be {context['relation']} {other} = {context['limit']} ({source_of(other)})"
+    elif each["type"] == _INCOMPLETE:
+        key, text = ".".join([*place, context["key"]]), each["msg"]
+    elif each["type"] == "extra_forbidden":
+        key, text = ".".join(place), "unknown key"
+    else:
+        key = ".".join(place)
+        got = "" if "secret" in key else f", not {values.get(key)!r}"
+        text = each["msg"].replace("Input should", "should") + got
+    return Problem(key, source_of(key), text)
