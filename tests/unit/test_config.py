@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-import pickle
+import pickle  # noqa: TID251  (Ray does)
 from pathlib import Path
 from typing import Any
 
