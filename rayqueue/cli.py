@@ -16,6 +16,7 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from rayqueue import __version__
@@ -52,18 +53,24 @@ def version(as_json: AsJson = False) -> None:
 
 
 @app.command()
-def config(config_path: ConfigPath = None, overrides: Overrides = None, as_json: AsJson = False) -> None:
+def config(
+    config_path: ConfigPath = None,
+    overrides: Overrides = None,
+    explain: Annotated[bool, typer.Option("--explain", help="Also say what each setting is for.")] = False,
+    as_json: AsJson = False,
+) -> None:
     """Every setting in force, and where its value comes from. Secrets are masked."""
-    from rayqueue.config import Settings, effective
+    from rayqueue.config import DEFAULT, Settings, descriptions, effective
 
     rows = effective(Settings(config_path=config_path, **_flags(overrides or [])))
     if as_json:
         typer.echo(json.dumps([row._asdict() for row in rows]))
         return
-    table = Table("setting", "value", "source")
+    meaning = descriptions()
+    table = Table("setting", "value", "source", *(["what it is"] if explain else []))
     for row in rows:
-        changed = row.source != "default"
-        table.add_row(row.key, _text(row.value), row.source, style="bold" if changed else None)
+        cells = [row.key, _text(row.value), row.source, *([meaning[row.key]] if explain else [])]
+        table.add_row(*map(escape, cells), style=None if row.source == DEFAULT else "bold")
     Console().print(table)
 
 

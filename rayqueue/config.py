@@ -102,9 +102,11 @@ class RaftSettings(Section):
     """Elections and replication of one group."""
 
     election_timeout_min_ms: Positive = Field(
-        default=1000, description="a follower that hears nothing for this long, or"
+        default=1000, description="the shortest silence after which a follower asks for votes"
     )
-    election_timeout_max_ms: Positive = Field(default=2500, description="up to this long, asks for votes")
+    election_timeout_max_ms: Positive = Field(
+        default=2500, description="the longest; each wait is drawn between the two"
+    )
     heartbeat_ms: Positive = Field(default=100, description="a leader with nothing to say says so this often")
     leader_fallback_ms: Positive = Field(
         default=2000, description="a leader that hears no majority for this long steps down"
@@ -143,8 +145,8 @@ class LogSettings(Section):
     cache_bytes: NotNegative = Field(
         default=32 * MIB, description="the newest entries, kept in memory for followers and readers"
     )
-    map_initial_bytes: Positive = Field(default=64 * MIB, description="LMDB's map at first")
-    map_growth_bytes: Positive = Field(default=256 * MIB, description="and how much it grows when it is full")
+    map_initial_bytes: Positive = Field(default=64 * MIB, description="the size of LMDB's map at first")
+    map_growth_bytes: Positive = Field(default=256 * MIB, description="what LMDB's map grows by when it is full")
     segment_bytes: Positive = Field(
         default=64 * MIB, description="log between two checkpoints; retention trims whole ones"
     )
@@ -152,7 +154,9 @@ class LogSettings(Section):
     retention_bytes: Positive | None = Field(
         default=None, description="the oldest records of a larger log may be trimmed"
     )
-    trim_entries_per_tick: Positive = Field(default=256, description="so that a trim never holds up an append")
+    trim_entries_per_tick: Positive = Field(
+        default=256, description="entries deleted at a time, so that a trim never holds up an append"
+    )
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -168,8 +172,8 @@ class TransportSettings(Section):
     send_queue_bytes: Positive = Field(
         default=32 * MIB, description="waiting for one peer; more is dropped, and Raft repeats it"
     )
-    reconnect_min_ms: Positive = Field(default=50, description="wait before the first new attempt,")
-    reconnect_max_ms: Positive = Field(default=2000, description="and after many")
+    reconnect_min_ms: Positive = Field(default=50, description="wait before the first attempt to connect again")
+    reconnect_max_ms: Positive = Field(default=2000, description="wait before each attempt after many")
     tls_cert_path: AbsolutePath | None = Field(default=None, description="TLS: this replica's certificate (PEM)")
     tls_key_path: AbsolutePath | None = Field(default=None, description="TLS: its private key")
     tls_ca_path: AbsolutePath | None = Field(default=None, description="TLS: who signs the peers' certificates")
@@ -261,6 +265,18 @@ class Effective(NamedTuple):
 def effective(settings: Settings) -> list[Effective]:
     """Every setting, in the order of this module. Secrets come masked."""
     return [Effective(key, _shown(value), settings._sources.get(key, DEFAULT)) for key, value in _flat(settings, "")]
+
+
+def descriptions() -> dict[str, str]:
+    """What each setting is for, by dotted key."""
+    told: dict[str, str] = {}
+    for name, info in Settings.model_fields.items():
+        section = info.annotation
+        if isinstance(section, type) and issubclass(section, Section):
+            told |= {f"{name}.{key}": each.description or "" for key, each in section.model_fields.items()}
+        else:
+            told[name] = info.description or ""
+    return told
 
 
 def _flat(model: BaseModel, prefix: str) -> list[tuple[str, Any]]:

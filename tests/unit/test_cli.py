@@ -51,6 +51,12 @@ def test_config_table_masks_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "horse" not in output
 
 
+def test_config_explains_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    assert "steps down" in runner.invoke(app, ["config", "--explain"], catch_exceptions=False).output
+    assert "steps down" not in runner.invoke(app, ["config"], catch_exceptions=False).output
+
+
 def test_config_file_by_option(tmp_path: Path) -> None:
     (tmp_path / "other.yaml").write_text("namespace: blue\n")
     rows = json.loads(runner.invoke(app, ["config", "--json", "--config", "other.yaml"], catch_exceptions=False).output)
