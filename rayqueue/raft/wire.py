@@ -28,9 +28,9 @@ continuously by TLS where it is switched on.
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterator
 from struct import Struct
-from struct import error as StructError
 from typing import TypeAlias
 
 from rayqueue.errors import InvariantBrokenError, TransportError
@@ -86,7 +86,7 @@ def encode(message: Message) -> list[Buffer]:
     """The frame, as buffers to be written one after the other. Large payloads are passed through uncopied."""
     try:
         return _encode(message)
-    except StructError as error:
+    except struct.error as error:
         raise InvariantBrokenError(f"{type(message).__name__} holds a number that does not fit its field") from error
 
 
@@ -163,7 +163,7 @@ def decode(frame: memoryview) -> Message:
         if crc32c(frame[_COVERED_FROM:]) != crc:
             raise _malformed("head checksum does not match")
         return _decode_small(kind, frame[_HEAD:])
-    except StructError as error:
+    except struct.error as error:
         raise _malformed("fields do not fill the frame") from error
 
 
@@ -281,9 +281,9 @@ class FrameReader:
         wanted = max(frame_bytes, self._base_bytes)
         if wanted > size or (waiting == 0 and size > self._base_bytes):
             # A new one instead of a resize: the old memory may still be lent out.
-            larger = memoryview(bytearray(wanted))
-            larger[:waiting] = self._buffer[self._start : self._end]
-            self._buffer = larger
+            fresh = memoryview(bytearray(wanted))
+            fresh[:waiting] = self._buffer[self._start : self._end]
+            self._buffer = fresh
         elif waiting and self._start + frame_bytes > size:
             self._buffer[:waiting] = self._buffer[self._start : self._end]
         elif waiting:
