@@ -118,11 +118,13 @@ def _find_file() -> Path | None:
 def _parse(path: Path) -> Mapping[str, Any]:
     try:
         text = path.read_text(encoding="utf-8")
+        values: Any
         if path.suffix == ".toml":
-            return tomllib.loads(text)
-        if path.suffix not in (".yaml", ".yml"):
+            values = tomllib.loads(text)
+        elif path.suffix in (".yaml", ".yml"):
+            values = yaml.safe_load(text) or {}
+        else:
             raise _unreadable(path, "its name must end in .toml, .yaml or .yml")
-        values = yaml.safe_load(text) or {}
     except yaml.MarkedYAMLError as error:  # its own text quotes the line, which may hold a secret
         line = error.problem_mark.line + 1 if error.problem_mark else "?"
         raise _unreadable(path, f"{error.problem} (at line {line})") from None
