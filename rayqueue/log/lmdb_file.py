@@ -1,0 +1,168 @@
+"""A replica's directory, and the checks on LMDB's file before LMDB may touch it.
+
+Owns the names in the directory, the lock that keeps a second process out, the
+marker of a damaged replica, and the making of a new directory such that it is
+there completely or not at all.
+
+``check_data_file`` reads the two meta pages by itself. LMDB picks the one with
+the higher transaction id and believes all of it, so a flipped bit there would
+silently bring back an older state of the log, or lead LMDB past the end of
+the file, which kills the process (SIGBUS).
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from struct import Struct
+
+from rayqueue.errors import DamagedLogError, DiskFullError, StorageError, StoreIdentityError
+
+DATA_FILE = "data.mdb"
+LOCK_FILE = "LOCK"
+DAMAGED_FILE = "DAMAGED"
+
+FULL_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+
+# LMDB 0.9, 64 bit: page header (pgno, pad, flags, lower, upper), then the meta: magic, version, address,
+# map size, two MDB_db of 48 bytes (free, main), last page, transaction id. The first MDB_db's pad is the page size.
+_META_PAGE = Struct("=QHHHHIIQQ48s48sQQ")
+_PAGE_SIZE = Struct("=I")
+_MAGIC = 0xBEEFC0DE
+_VERSION = 1
+_P_META = 0x08
+_UNWRITTEN_TAIL_BYTES = 64 << 20
+
+
+class DirectoryLock:
+    """Exclusive use of a directory, until released or until the process is gone."""
+
+    def __init__(self, directory: Path) -> None:
+        self._file = (directory / LOCK_FILE).open("ab")
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self._file.close()
+            raise StorageError(
+                f"{directory} is in use by another process or store", path=str(directory), reason="locked"
+            ) from None
+
+    def release(self) -> None:
+        self._file.close()
+
+
+def fsync_directory(directory: Path) -> None:
+    handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def make_empty(path: Path) -> tuple[Path, DirectoryLock]:
+    """A locked directory beside ``path`` in which a new store is made; ``move_into_place`` gives it its name."""
+    refuse_existing(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    making = path.with_name(path.name + ".new")
+    making.mkdir(exist_ok=True)
+    lock = DirectoryLock(making)
+    for leftover in making.iterdir():  # of a process that died while it was here
+        if leftover.name != LOCK_FILE:
+            shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
+    return making, lock
+
+
+def move_into_place(making: Path, path: Path) -> None:
+    fsync_directory(making)
+    try:
+        making.rename(path)
+    except OSError as error:
+        if error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
+            refuse_existing(path)
+        raise
+    fsync_directory(path.parent)
+
+
+def refuse_existing(path: Path) -> None:
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise StoreIdentityError(f"there is something at {path} already", path=str(path))
+
+
+def read_damaged(path: Path) -> str | None:
+    try:
+        return (path / DAMAGED_FILE).read_text(errors="replace") or "no reason was written"
+    except FileNotFoundError:
+        return None
+
+
+def write_damaged(path: Path, why: str) -> None:
+    """A file of its own: the database may be past writing. On a full disk the empty file still says it."""
+    try:
+        with (path / DAMAGED_FILE).open("w") as file:
+            file.write(why)
+            file.flush()
+            os.fsync(file.fileno())
+        fsync_directory(path)
+    except OSError as error:
+        if error.errno in FULL_ERRNOS:
+            raise DiskFullError(f"no space to mark {path} as damaged", path=str(path)) from error
+        raise
+
+
+@dataclass(frozen=True, slots=True)
+class _Meta:
+    page_bytes: int
+    last_page: int
+    txn_id: int
+
+
+def check_data_file(file: Path) -> int:
+    """Refuse a file that LMDB must not see, else return the number of bytes in use.
+
+    The two meta pages take turns, so their transaction ids must be
+    consecutive and each must have the parity of its page."""
+    size = file.stat().st_size
+    with file.open("rb") as data:
+        first_bytes = data.read(_META_PAGE.size)
+        page_bytes = _page_bytes(first_bytes)
+        data.seek(page_bytes)
+        second_bytes = data.read(_META_PAGE.size)
+    first, second = _meta(0, first_bytes), _meta(1, second_bytes)
+    newer, older = (first, second) if first.txn_id > second.txn_id else (second, first)
+    if (first.txn_id & 1, second.txn_id & 1) != (0, 1) or newer.txn_id != older.txn_id + 1:
+        raise DamagedLogError(
+            f"the meta pages are of transactions {first.txn_id} and {second.txn_id}, which cannot be", path=str(file)
+        )
+    if first.page_bytes != second.page_bytes or newer.last_page < older.last_page:
+        raise DamagedLogError("the meta pages contradict each other", path=str(file))
+    used = (newer.last_page + 1) * newer.page_bytes
+    if used > size + size // 8 + _UNWRITTEN_TAIL_BYTES:
+        raise DamagedLogError(f"the file has {size} bytes and should have {used}", path=str(file))
+    if used > size:
+        # Pages allocated and freed by one transaction are never written, so a file may rightly be a little short;
+        # or it was truncated. Zeros pass no checksum, but a page behind the end of the file would kill the process.
+        os.truncate(file, used)
+    return used
+
+
+def _page_bytes(page: bytes) -> int:
+    if len(page) < _META_PAGE.size:
+        raise DamagedLogError("the data file is cut off inside its first page")
+    size: int = _PAGE_SIZE.unpack_from(_META_PAGE.unpack(page)[9])[0]
+    if not 512 <= size <= 65536 or size & (size - 1):
+        raise DamagedLogError(f"a page of {size} bytes cannot be")
+    return size
+
+
+def _meta(number: int, page: bytes) -> _Meta:
+    page_bytes = _page_bytes(page)
+    pgno, _pad, flags, _low, _high, magic, version, _addr, _map, _free, _main, last_page, txn_id = _META_PAGE.unpack(
+        page
+    )
+    if (pgno, flags & _P_META, magic, version) != (number, _P_META, _MAGIC, _VERSION):
+        raise DamagedLogError(f"meta page {number} is not one of LMDB 0.9")
+    return _Meta(page_bytes, last_page, txn_id)

@@ -1,0 +1,403 @@
+"""A replica on disk: one LMDB environment in one directory, one process at a time.
+
+Owns the environment, the write transaction behind ``sync()``, the growth of
+the map and the life of snapshots. What is written is said in
+``rayqueue.log.lmdb_codec``, what is checked on reading in
+``rayqueue.log.lmdb_rows``, what is checked before LMDB opens the file in
+``rayqueue.log.lmdb_file``.
+
+The promise is that of ``rayqueue.log.store``, and:
+
+- ``sync()`` is one transaction with data and meta page synced. Without the
+  latter a power loss may undo the last acknowledged transaction.
+- The map is never written through (no ``writemap``): a full disk is an error
+  code and not SIGBUS.
+- A full disk leaves the data as it was. The buffer stays; ``sync()`` may be
+  tried again. To let a trim through, drop what was never synced with
+  ``truncate_from`` first: freeing needs much less space than appending.
+- Any other failure of a write ends writing for good (``StorageError``); what
+  a failed fsync left on the disk is unknown. A restart finds the last synced
+  state.
+- Damage that LMDB itself trips over may end the process (an assertion of
+  LMDB's, SIGSEGV or SIGBUS). It never makes the store return wrong bytes.
+
+Beside the group's data, ``max_bytes`` allows ``reserve_bytes`` more to a
+``sync()`` that appends nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+import lmdb
+
+from rayqueue.errors import (
+    DamagedLogError,
+    DiskFullError,
+    RayQueueError,
+    ReplicaClosedError,
+    StorageError,
+    StoreIdentityError,
+    StoreMissingError,
+)
+from rayqueue.ids import GroupId, Index, NodeId, Term
+from rayqueue.log.buffer import BufferedStore
+from rayqueue.log.lmdb_codec import (
+    FORMAT_VERSION,
+    HARD,
+    SUMMED_TABLES,
+    StoredState,
+    TableSum,
+    decode_identity,
+    encode_identity,
+    encode_row,
+    encode_state,
+)
+from rayqueue.log.lmdb_file import (
+    DATA_FILE,
+    FULL_ERRNOS,
+    DirectoryLock,
+    check_data_file,
+    make_empty,
+    move_into_place,
+    read_damaged,
+    write_damaged,
+)
+from rayqueue.log.lmdb_rows import IDENTITY_KEY, SPACE_NAMES, STATE_KEY, Spaces, View, damaged
+from rayqueue.log.lmdb_write import write_ops
+from rayqueue.log.ops import EMPTY_STATE, Append, LogState, Op
+from rayqueue.log.snapshot_gate import SnapshotGate
+from rayqueue.log.store import Checkpoint, Entry, Table
+
+_LMDB_0_9 = 0
+_PAGE_MULTIPLE_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class LmdbOptions:
+    """The limits of one store.
+
+    The map is address space, not memory or disk: a large one costs nothing.
+    It doubles when it is full, by ``map_step_bytes`` at most."""
+
+    cache_bytes: int = 8 << 20
+    map_bytes: int = 1 << 30
+    map_step_bytes: int = 16 << 30
+    max_bytes: int | None = None
+    reserve_bytes: int = 4 << 20
+    max_snapshots: int = 256
+    growth_wait_ms: int = 2_000
+    close_wait_ms: int = 2_000
+
+
+class LmdbSnapshot:
+    """A ``Snapshot`` on a read transaction, valid inside its ``with`` block."""
+
+    def __init__(self, view: View) -> None:
+        self._view: View | None = view
+        self._state = view.state().state
+
+    def _open_view(self) -> View:
+        if self._view is None:
+            raise ReplicaClosedError("the snapshot has ended")
+        return self._view
+
+    def entry(self, index: Index) -> Entry:
+        view = self._open_view()
+        if not self._state.base_index < index <= self._state.last_index:
+            raise KeyError(index)
+        return view.entry(index)
+
+    def get(self, table: Table, key: bytes) -> bytes | None:
+        return self._open_view().row(table.value, key)
+
+    def scan(
+        self, table: Table, start: bytes = b"", stop: bytes | None = None, *, reverse: bool = False
+    ) -> Iterator[tuple[bytes, bytes]]:
+        for row in self._open_view().rows(table.value, start, stop, reverse=reverse):
+            yield row
+            self._open_view()
+
+    def end(self) -> None:
+        self._view = None
+
+
+class LmdbStore(BufferedStore):
+    """A ``LogStore`` in a directory. Made by ``create`` or ``open``."""
+
+    def __init__(
+        self, path: Path, group_id: GroupId, node_id: NodeId, lock: DirectoryLock, options: LmdbOptions
+    ) -> None:
+        super().__init__(group_id, node_id, cache_bytes=options.cache_bytes)
+        self._path = path
+        self._lock = lock
+        self._options = options
+        self._failed: str | None = None
+        self._gate = SnapshotGate(options.max_snapshots)
+        used_bytes = check_data_file(path / DATA_FILE)
+        self._map_bytes = self._map_for(used_bytes)
+        try:
+            self._env = _open_env(path, self._map_bytes, options)
+        except lmdb.Error as error:
+            raise damaged(error) from error
+        try:
+            self._env.reader_check()
+            self._spaces = {name: self._env.open_db(name, create=False) for name in SPACE_NAMES}
+            self._read_all()
+        except lmdb.Error as error:
+            self._env.close()
+            raise damaged(error) from error
+        except RayQueueError:
+            self._env.close()
+            raise
+        self._damaged = read_damaged(path)
+
+    @classmethod
+    def create(
+        cls, path: str | Path, group_id: GroupId, node_id: NodeId, options: LmdbOptions | None = None
+    ) -> LmdbStore:
+        """A new, empty store. ``StoreIdentityError`` if there is anything at ``path``."""
+        path = Path(path)
+        options = options or LmdbOptions()
+        making, lock = make_empty(path)
+        try:
+            _write_empty(making, group_id, node_id, options)
+            move_into_place(making, path)
+            return cls(path, group_id, node_id, lock, options)
+        except BaseException:
+            lock.release()
+            raise
+
+    @classmethod
+    def open(
+        cls, path: str | Path, group_id: GroupId, node_id: NodeId, options: LmdbOptions | None = None
+    ) -> LmdbStore:
+        """The store at ``path``: ``StoreMissingError`` without one, ``StoreIdentityError`` if it is another
+        replica's, ``StorageError`` with ``reason="locked"`` while somebody else has it open."""
+        path = Path(path)
+        if not (path / DATA_FILE).exists():
+            raise StoreMissingError(f"there is no store at {path}", path=str(path))
+        lock = DirectoryLock(path)
+        try:
+            return cls(path, group_id, node_id, lock, options or LmdbOptions())
+        except BaseException:
+            lock.release()
+            raise
+
+    def _read_all(self) -> None:
+        with self._env.begin(buffers=True) as txn:
+            view = View(txn, self._spaces)
+            _check_identity(view, self._path, self._group_id, self._node_id)
+            stored = view.state()
+            _check_log(view, stored.state)
+            for table in SUMMED_TABLES:
+                _check_sum(view, table, stored.sums[table])
+            checkpoints = {saved.index: saved.term for saved in view.checkpoints()}
+            if stored.state.base_index and stored.state.base_index not in checkpoints:
+                raise DamagedLogError("the checkpoint that the log starts from is missing")
+        self._sums = stored.sums
+        self._load(stored.state, checkpoints)
+
+    # -- writing -----------------------------------------------------------------
+
+    def _commit(self, ops: Sequence[Op], state: LogState) -> None:
+        if self._failed is not None:
+            raise StorageError(f"writing ended after: {self._failed}", cause=self._failed)
+        appends = any(type(op) is Append for op in ops)
+        while True:
+            try:
+                self._write(ops, state)
+                break
+            except lmdb.MapFullError:
+                self._grow(appends)
+            except lmdb.Error as error:
+                raise self._write_error(error) from error
+        if self._options.max_bytes is not None and self._map_bytes > self._limit(True):
+            self._move_map(self._limit(True), wait_ms=0)  # the reserve is there again for the next time
+
+    def _write(self, ops: Sequence[Op], state: LogState) -> None:
+        with self._env.begin(write=True, buffers=True) as txn:
+            sums = write_ops(txn, self._spaces, ops, self._sums)
+            stored = encode_state(StoredState(txn.id(), state, sums))
+            txn.put(STATE_KEY, encode_row(HARD, STATE_KEY, stored), db=self._spaces[HARD])
+        self._sums = sums
+
+    def _write_error(self, error: lmdb.Error) -> StorageError:
+        if error.code in FULL_ERRNOS:
+            return DiskFullError(f"no space for the log of {self._node_id}: {error}", path=str(self._path))
+        self._failed = str(error)
+        if isinstance(error, lmdb.CorruptedError | lmdb.PageNotFoundError | lmdb.InvalidError):
+            return damaged(error)
+        return StorageError(f"the log of {self._node_id} cannot be written: {error}", cause=str(error))
+
+    # -- the map -------------------------------------------------------------------
+
+    def _map_for(self, used_bytes: int) -> int:
+        """A map for a file of this size, within the limit."""
+        size = max(self._options.map_bytes, used_bytes)
+        if self._options.max_bytes is not None:
+            size = min(size, max(self._options.max_bytes, used_bytes))
+        return _round_up(size)
+
+    def _used_bytes(self) -> int:
+        info = self._env.info()
+        return (info["last_pgno"] + 1) * self._env.stat()["psize"]
+
+    def _limit(self, appends: bool) -> int:
+        """How large the map may be. What frees space may use a little more than what takes it."""
+        if self._options.max_bytes is None:
+            return 1 << 62
+        limit = max(self._options.max_bytes, self._used_bytes())
+        return _round_up(limit if appends else limit + self._options.reserve_bytes)
+
+    def _grow(self, appends: bool) -> None:
+        size = min(self._map_bytes + min(self._map_bytes, self._options.map_step_bytes), self._limit(appends))
+        if size <= self._map_bytes:
+            raise DiskFullError(
+                f"the log of {self._node_id} has reached its {self._options.max_bytes} bytes",
+                max_bytes=self._options.max_bytes,
+            )
+        if not self._move_map(size, self._options.growth_wait_ms):
+            raise DiskFullError(f"a reader kept the map of {self._node_id} from growing", map_bytes=self._map_bytes)
+
+    def _move_map(self, size: int, wait_ms: int) -> bool:
+        with self._gate.paused(wait_ms) as empty:
+            if empty:
+                self._env.set_mapsize(size)
+                self._map_bytes = self._env.info()["map_size"]
+            return empty
+
+    # -- reading -------------------------------------------------------------------
+
+    @contextmanager
+    def _view(self) -> Iterator[View]:
+        """The writer's own look at what is synced. Short: the map may move only between two of them."""
+        try:
+            with self._env.begin(buffers=True) as txn:
+                yield View(txn, self._spaces)
+        except lmdb.Error as error:
+            raise damaged(error) from error
+
+    def _disk_term(self, index: Index) -> Term:
+        with self._view() as view:
+            return view.term(index)
+
+    def _disk_entries(self, first: Index, last: Index, max_bytes: int) -> list[Entry]:
+        with self._view() as view:
+            return view.entries(first, last, max_bytes)
+
+    def _disk_get(self, table: Table, key: bytes) -> bytes | None:
+        with self._view() as view:
+            return view.row(table.value, key)
+
+    def _disk_rows(
+        self, table: Table, start: bytes, stop: bytes | None, reverse: bool, limit: int
+    ) -> list[tuple[bytes, bytes]]:
+        with self._view() as view:
+            return list(islice(view.rows(table.value, start, stop, reverse=reverse), limit))
+
+    def _disk_checkpoint(self, index: Index) -> Checkpoint:
+        with self._view() as view:
+            return view.checkpoint(index)
+
+    @contextmanager
+    def snapshot(self) -> Iterator[LmdbSnapshot]:
+        """Waits while ``max_snapshots`` are running or the map moves. Keep it short: it also keeps space from reuse."""
+        self._gate.enter()
+        try:
+            with self._env.begin(buffers=True) as txn:
+                snapshot = LmdbSnapshot(View(txn, self._spaces))
+                try:
+                    yield snapshot
+                finally:
+                    snapshot.end()
+        except lmdb.Error as error:
+            raise damaged(error) from error
+        finally:
+            self._gate.leave()
+
+    # -- the rest --------------------------------------------------------------------
+
+    def _write_damaged(self, why: str) -> None:
+        write_damaged(self._path, why)
+
+    def size_bytes(self) -> int:
+        self._check_open()
+        return (self._path / DATA_FILE).stat().st_blocks * 512
+
+    def close(self) -> None:
+        """Waits ``close_wait_ms`` for running snapshots; after that the last of them closes the file."""
+        self._closed = True
+        self._gate.close(self._options.close_wait_ms, self._release)
+
+    def _release(self) -> None:
+        self._env.close()
+        self._lock.release()
+
+
+def _round_up(size: int) -> int:
+    return -(-size // _PAGE_MULTIPLE_BYTES) * _PAGE_MULTIPLE_BYTES
+
+
+def _open_env(path: Path, map_bytes: int, options: LmdbOptions) -> lmdb.Environment:
+    return lmdb.open(
+        str(path),
+        map_size=map_bytes,
+        max_dbs=len(SPACE_NAMES),
+        max_readers=options.max_snapshots + 8,
+        max_spare_txns=1,
+        sync=True,
+        metasync=True,
+        writemap=False,
+        lib_version=_LMDB_0_9,
+    )
+
+
+def _write_empty(path: Path, group_id: GroupId, node_id: NodeId, options: LmdbOptions) -> None:
+    env = _open_env(path, _round_up(options.map_bytes), options)
+    try:
+        with env.begin(write=True) as txn:
+            spaces: Spaces = {name: env.open_db(name, txn=txn) for name in SPACE_NAMES}
+            identity = encode_identity(group_id, node_id)
+            txn.put(IDENTITY_KEY, encode_row(HARD, IDENTITY_KEY, identity), db=spaces[HARD])
+            sums = {table: TableSum() for table in SUMMED_TABLES}
+            state = encode_state(StoredState(txn.id(), EMPTY_STATE, sums))
+            txn.put(STATE_KEY, encode_row(HARD, STATE_KEY, state), db=spaces[HARD])
+    except lmdb.Error as error:
+        if error.code in FULL_ERRNOS:
+            raise DiskFullError(f"no space for a new store at {path}", path=str(path)) from error
+        raise StorageError(f"no store can be made at {path}: {error}", path=str(path)) from error
+    finally:
+        env.close()
+
+
+def _check_identity(view: View, path: Path, group_id: GroupId, node_id: NodeId) -> None:
+    value = view.row(HARD, IDENTITY_KEY)
+    if value is None:
+        raise DamagedLogError("the store's identity is missing", path=str(path))
+    version, group, node = decode_identity(value)
+    if version != FORMAT_VERSION:
+        raise StoreIdentityError(f"{path} has format {version}, this release knows {FORMAT_VERSION}", version=version)
+    if (group, node) != (group_id, node_id):
+        raise StoreIdentityError(
+            f"{path} belongs to {node} of {group}, not to {node_id} of {group_id}", node_id=node, group_id=group
+        )
+
+
+def _check_log(view: View, state: LogState) -> None:
+    first, last, count = view.entry_bounds()
+    expected = (state.freed + 1, state.last_index, state.last_index - state.freed)
+    if (first, last, count) != (expected if expected[2] else (0, 0, 0)):
+        raise DamagedLogError(f"the log has entries {first} to {last}, {count} in number; expected {expected}")
+    if state.last_index > state.base_index and view.term(state.last_index) != state.last_term:
+        raise DamagedLogError(f"entry {state.last_index} is not of term {state.last_term}", index=state.last_index)
+
+
+def _check_sum(view: View, table: Table, expected: TableSum) -> None:
+    found = view.table_sum(table)
+    if found != expected:
+        raise DamagedLogError(f"{table.name} has {found.rows} rows, not the {expected.rows} that were written")
