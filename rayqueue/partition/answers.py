@@ -1,0 +1,48 @@
+"""What applying an entry answers, if it does not answer with an error."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from rayqueue.ids import Offset
+
+
+class Appended(NamedTuple):
+    """The batch is in the log, from this offset on. A named tuple, for one is made per batch."""
+
+    base_offset: Offset
+    count: int  # type: ignore[assignment]  # hides tuple.count, which nobody needs here
+    duplicate: bool
+    """It was written by an earlier attempt; this is that attempt's answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trimmed:
+    start_offset: Offset
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """Where the group stands now, lane by lane."""
+
+    generation: int
+    offsets: Mapping[int, Offset]
+
+
+@dataclass(frozen=True, slots=True)
+class Deleted:
+    existed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Fenced:
+    """The producer's epoch from now on."""
+
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Configured:
+    """The settings are in force from the next entry on."""

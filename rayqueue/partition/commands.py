@@ -1,0 +1,186 @@
+"""Log entries that are not batches: what changes a partition's small state.
+
+An entry's first byte says what it is: 0 to 3 are Raft's own, ``R`` is a batch,
+the tags here are commands. Each command has a function that encodes it, for
+whoever proposes it, and ``decode`` reads it back. Encoding checks the limits,
+so that a command that is proposed is one that can be applied.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from struct import Struct
+from typing import Any
+
+from rayqueue.errors import InvalidInputError, InvalidOffsetError, UnknownFormatError
+from rayqueue.partition.settings import PartitionSettings
+
+TRIM = 0x10
+COMMIT_OFFSETS = 0x11
+DELETE_GROUP = 0x12
+FENCE_PRODUCER = 0x13
+CONFIGURE = 0x14
+
+MAX_GROUP_BYTES = 255
+MAX_METADATA_BYTES = 4096
+MAX_OFFSET = 2**63 - 1
+
+_TRIM = Struct("<BQ")
+_COMMIT = Struct("<BB?xHHQ")  # tag, length of group, rewind, length of metadata, lanes, generation
+_LANE = Struct("<BQ")
+_FENCE = Struct("<BQI")
+
+
+@dataclass(frozen=True, slots=True)
+class Trim:
+    to_offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class CommitOffsets:
+    group: str
+    generation: int
+    offsets: Mapping[int, int]
+    metadata: bytes
+    rewind: bool
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteGroup:
+    group: str
+
+
+@dataclass(frozen=True, slots=True)
+class FenceProducer:
+    producer_id: int
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Configure:
+    settings: PartitionSettings
+
+
+Command = Trim | CommitOffsets | DeleteGroup | FenceProducer | Configure
+
+
+# -- encoding -------------------------------------------------------------------
+
+
+def trim_command(to_offset: int) -> bytes:
+    """Let the log start at this offset. Never moves it back, nor past the end."""
+    return _TRIM.pack(TRIM, check_offset(to_offset))
+
+
+def commit_command(
+    group: str, generation: int, offsets: Mapping[int, int], *, metadata: bytes = b"", rewind: bool = False
+) -> bytes:
+    """Let the group continue at these offsets, lane by lane.
+
+    Refused if a newer generation has been here. An offset lower than the
+    committed one is ignored, unless ``rewind`` says that it is meant.
+    """
+    name = _encode_group(group)
+    if len(metadata) > MAX_METADATA_BYTES:
+        raise InvalidInputError(f"metadata has {len(metadata)} bytes; the limit is {MAX_METADATA_BYTES}")
+    try:
+        head = _COMMIT.pack(COMMIT_OFFSETS, len(name), rewind, len(metadata), len(offsets), generation)
+        lanes = b"".join(_LANE.pack(lane, check_offset(offsets[lane])) for lane in sorted(offsets))
+    except struct.error as error:
+        raise InvalidInputError(f"a number does not fit into a commit: {error}") from None
+    return head + lanes + name + metadata
+
+
+def delete_group_command(group: str) -> bytes:
+    """Forget the group's offsets."""
+    return bytes((DELETE_GROUP,)) + _encode_group(group)
+
+
+def fence_command(producer_id: int, epoch: int) -> bytes:
+    """Refuse every older epoch of this producer from now on."""
+    try:
+        return _FENCE.pack(FENCE_PRODUCER, producer_id, epoch)
+    except struct.error as error:
+        raise InvalidInputError(f"not a producer id and epoch: {error}") from None
+
+
+def configure_command(settings: PartitionSettings) -> bytes:
+    """Apply what follows with these settings."""
+    return bytes((CONFIGURE,)) + settings.encode()
+
+
+def check_offset(offset: Any) -> int:
+    """``InvalidOffsetError`` unless it is a whole number that is not negative."""
+    if not isinstance(offset, int) or not 0 <= offset <= MAX_OFFSET:
+        raise InvalidOffsetError(f"an offset is a whole number from 0 to 2^63-1, not {offset!r}", offset=offset)
+    return offset
+
+
+def _encode_group(group: str) -> bytes:
+    try:
+        name = group.encode()
+    except UnicodeEncodeError:
+        raise InvalidInputError("a group's name must be valid Unicode") from None
+    if not 1 <= len(name) <= MAX_GROUP_BYTES:
+        raise InvalidInputError(f"a group's name has 1 to {MAX_GROUP_BYTES} bytes, not {len(name)}")
+    return name
+
+
+# -- decoding -------------------------------------------------------------------
+
+
+def decode(payload: bytes) -> Command:
+    """The command. ``UnknownFormatError`` if this release cannot read it.
+
+    Nobody can skip such an entry: it may have come from a newer release, and a
+    replica that skips what another applies has diverged.
+    """
+    tag = payload[0]
+    decoder = _DECODERS.get(tag)
+    if decoder is None:
+        raise UnknownFormatError(f"log entry of kind {tag:#04x} is unknown to this release", tag=tag)
+    try:
+        return decoder(payload)
+    except (struct.error, UnicodeDecodeError, InvalidInputError) as error:
+        raise UnknownFormatError(f"command {tag:#04x} cannot be read: {error}", tag=tag) from None
+
+
+def _decode_trim(payload: bytes) -> Trim:
+    return Trim(check_offset(_TRIM.unpack(payload)[1]))
+
+
+def _decode_commit(payload: bytes) -> CommitOffsets:
+    _, name_bytes, rewind, metadata_bytes, lanes, generation = _COMMIT.unpack_from(payload)
+    names_at = _COMMIT.size + lanes * _LANE.size
+    metadata_at = names_at + name_bytes
+    if metadata_at + metadata_bytes != len(payload) or not name_bytes:
+        raise InvalidInputError("lengths do not add up")
+    offsets = {lane: check_offset(offset) for lane, offset in _LANE.iter_unpack(payload[_COMMIT.size : names_at])}
+    return CommitOffsets(
+        payload[names_at:metadata_at].decode(), generation, offsets, bytes(payload[metadata_at:]), rewind
+    )
+
+
+def _decode_delete_group(payload: bytes) -> DeleteGroup:
+    if not 1 < len(payload) <= 1 + MAX_GROUP_BYTES:
+        raise InvalidInputError("a group's name is empty or too long")
+    return DeleteGroup(payload[1:].decode())
+
+
+def _decode_fence(payload: bytes) -> FenceProducer:
+    return FenceProducer(*_FENCE.unpack(payload)[1:])
+
+
+def _decode_configure(payload: bytes) -> Configure:
+    return Configure(PartitionSettings.decode(payload[1:]))
+
+
+_DECODERS: dict[int, Callable[[bytes], Command]] = {
+    TRIM: _decode_trim,
+    COMMIT_OFFSETS: _decode_commit,
+    DELETE_GROUP: _decode_delete_group,
+    FENCE_PRODUCER: _decode_fence,
+    CONFIGURE: _decode_configure,
+}

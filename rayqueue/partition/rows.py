@@ -1,0 +1,114 @@
+"""The rows of a partition's tables, as bytes.
+
+Owns the encoding of everything the partition keeps in META, OFFSETS and LANES.
+The machine writes them, the reader reads them from a snapshot.
+
+An OFFSETS row carries running totals (bytes before it, largest timestamp up to
+it). They only ever grow, so seeking by time and retention by bytes or time are
+binary searches over the offsets rather than scans.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from struct import Struct
+from typing import NamedTuple, Protocol
+
+from rayqueue.ids import Index, Offset
+from rayqueue.log.store import Table
+
+NO_TIMESTAMP = -(2**63)
+"""Before every timestamp."""
+
+LOG_KEY = b"log"
+SETTINGS_KEY = b"settings"
+
+
+class Rows(Protocol):
+    """What a store and a snapshot of it have in common."""
+
+    def get(self, table: Table, key: bytes) -> bytes | None: ...
+
+    def scan(
+        self, table: Table, start: bytes = b"", stop: bytes | None = None, *, reverse: bool = False
+    ) -> Iterator[tuple[bytes, bytes]]: ...
+
+
+_OFFSET_KEY = Struct(">Q")
+_LANE_KEY = Struct(">BQ")
+_BATCH_ROW = Struct("<QQqqIIB")
+_LOG_ROW = Struct("<QQQQq")
+
+offset_key = _OFFSET_KEY.pack
+lane_key = _LANE_KEY.pack
+pack_batch = _BATCH_ROW.pack
+"""index, bytes before, running timestamp, own timestamp, count, size, lane"""
+
+
+class BatchRow(NamedTuple):
+    """Where a batch is, and what a search needs to know of it."""
+
+    base_offset: Offset
+    index: Index  # type: ignore[assignment]  # hides tuple.index, as count below hides tuple.count
+    bytes_before: int
+    """Size of all batches ever appended before this one."""
+    running_timestamp: int
+    """The largest timestamp in this batch and all before it."""
+    max_timestamp: int
+    count: int  # type: ignore[assignment]
+    size_bytes: int
+    lane: int
+
+    @property
+    def end_offset(self) -> Offset:
+        return Offset(self.base_offset + self.count)
+
+
+def read_batch(key: bytes, row: bytes) -> BatchRow:
+    return BatchRow._make(_OFFSET_KEY.unpack(key) + _BATCH_ROW.unpack(row))
+
+
+def base_of_lane_key(key: bytes) -> bytes:
+    """The part of a LANES key that is a key of OFFSETS."""
+    return key[1:]
+
+
+class LogRow(NamedTuple):
+    """Where the log starts and ends. Written when either is not to be seen from the OFFSETS rows."""
+
+    start_offset: Offset = Offset(0)
+    readable_from: Offset = Offset(0)
+    """A replica that started from a checkpoint lacks what was before it, even above ``start_offset``."""
+    next_offset: Offset = Offset(0)
+    total_bytes: int = 0
+    """Size of all batches ever appended."""
+    max_timestamp: int = NO_TIMESTAMP
+
+    def encode(self) -> bytes:
+        return _LOG_ROW.pack(*self)
+
+
+def load_log(rows: Rows) -> LogRow:
+    """Where the log starts and ends according to the tables."""
+    row = rows.get(Table.META, LOG_KEY)
+    log = LogRow() if row is None else LogRow._make(_LOG_ROW.unpack(row))
+    last = next(rows.scan(Table.OFFSETS, reverse=True), None)
+    if last is None:
+        return log
+    batch = read_batch(*last)
+    if batch.end_offset <= log.next_offset:
+        return log
+    return log._replace(
+        next_offset=batch.end_offset,
+        total_bytes=batch.bytes_before + batch.size_bytes,
+        max_timestamp=batch.running_timestamp,
+    )
+
+
+def find_batch(rows: Rows, offset: int) -> BatchRow | None:
+    """The batch that holds this offset."""
+    found = next(rows.scan(Table.OFFSETS, stop=offset_key(offset + 1), reverse=True), None)
+    if found is None:
+        return None
+    batch = read_batch(*found)
+    return batch if offset < batch.end_offset else None
