@@ -1,0 +1,119 @@
+"""One connection, from the first packet to the last.
+
+Owns the order of things on a connection: connected, secured (TLS), greeted
+(the handshake), then frames. Until it is greeted it holds a few hundred bytes
+and parses nothing but the handshake. Does not decide who is welcome and knows
+no other connection: ``rayqueue.raft.tcp`` does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from enum import IntEnum
+
+from rayqueue.raft.handshake import MAX_HANDSHAKE_BYTES, Acceptor, Dialer
+from rayqueue.raft.messages import Message
+from rayqueue.raft.peers import Address, Peer
+from rayqueue.raft.stream import Stream
+from rayqueue.raft.wire import FrameReader
+
+
+class Stage(IntEnum):
+    CONNECTING = 0
+    SECURING = 1
+    GREETING = 2
+    GREETED = 3
+    """The other side has proven itself. An acceptor now says whether it is welcome."""
+    STANDING = 4
+    CLOSED = 5
+
+
+class Connection:
+    """``begin`` makes the handshake's side once the stream is secure, since it is bound to the TLS session."""
+
+    __slots__ = (
+        "_begin",
+        "address",
+        "broken",
+        "deadline",
+        "fd",
+        "interest",
+        "peer",
+        "reader",
+        "side",
+        "stage",
+        "stream",
+    )
+
+    def __init__(
+        self,
+        stream: Stream,
+        begin: Callable[[Stream], Dialer | Acceptor],
+        *,
+        deadline: float,
+        peer: Peer[Connection] | None = None,
+        address: Address | None = None,
+    ) -> None:
+        self.stream = stream
+        self.fd = stream.fileno()
+        self.stage = Stage.SECURING if peer is None else Stage.CONNECTING
+        self.deadline = deadline
+        """When an unfinished handshake is given up."""
+        self.peer = peer
+        """Whom we dialed; for an accepted connection, who has proven to be there."""
+        self.address = address
+        """Where we dialed."""
+        self.side: Dialer | Acceptor | None = None
+        self.interest = 0
+        """What the selector watches for."""
+        self.broken: OSError | None = None
+        """A write failed. What was received before is still to be read."""
+        self._begin = begin
+        self.reader: FrameReader | None = None
+        """Frames under way; only while STANDING."""
+
+    @property
+    def closed(self) -> bool:
+        return self.stage is Stage.CLOSED
+
+    def greet(self, scratch: memoryview) -> None:
+        """Go on with whatever comes before GREETED. Call when the socket is ready."""
+        if self.stage is Stage.CONNECTING:
+            self.stream.connected()
+            self.stage = Stage.SECURING
+        if self.stage is Stage.SECURING:
+            if not self.stream.secure():
+                return
+            self.side = self._begin(self.stream)
+            self.stage = Stage.GREETING
+            if isinstance(self.side, Dialer):
+                self.say(self.side.hello)
+        self.stream.flush()
+        while self.stage is Stage.GREETING and self.side is not None:
+            count = self.stream.read_into(scratch[:MAX_HANDSHAKE_BYTES])
+            if count is None:
+                return
+            if count == 0:
+                # No fault: it may have noticed that our dial and its own crossed.
+                raise ConnectionAbortedError("the other side hung up during the handshake")
+            self.say(self.side.receive(bytes(scratch[:count])))
+            greeted = self.side.done if isinstance(self.side, Dialer) else self.side.claim is not None
+            if greeted:
+                self.stage = Stage.GREETED
+
+    def say(self, data: bytes) -> None:
+        if data:
+            self.stream.write([data], len(data))
+
+    def stand(self, reader: FrameReader) -> Iterator[Message]:
+        """From now on frames are exchanged. Gives the messages that came along with the handshake's last bytes."""
+        unread = b"" if self.side is None else self.side.unread
+        self.side = None
+        self.stage = Stage.STANDING
+        self.reader = reader
+        reader.space()[: len(unread)] = unread
+        return reader.messages(len(unread))
+
+    def close(self) -> None:
+        self.stage = Stage.CLOSED
+        self.stream.close()
