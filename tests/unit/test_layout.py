@@ -162,6 +162,7 @@ def test_import_rules_fire(tmp_path: Path) -> None:
         "rayqueue/bad_ray.py": "import ray",
         "rayqueue/raft/bad_engine.py": "import pysyncobj.journal",
         "rayqueue/bad_pickle.py": "import pickle",
+        "rayqueue/partition/bad_transport.py": "import rayqueue.raft.tcp",
         "rayqueue/log/bad_layer.py": "import rayqueue.partition",
     }
     for path, line in offences.items():
