@@ -144,6 +144,10 @@ class StockRaft(SyncObj):  # type: ignore[misc]  # pysyncobj has no types
                     dynamicMembershipChange=False,
                     appendEntriesPeriod=heartbeat_s,
                     leaderFallbackTimeout=fallback_s,
+                    # Elections ask election_timeout_s() instead; these only have to pass the stock checks.
+                    raftMinTimeout=heartbeat_s * 4,
+                    raftMaxTimeout=heartbeat_s * 5,
+                    connectionTimeout=heartbeat_s * 6,
                     useFork=False,
                     pollerType="poll",
                 ),
@@ -153,6 +157,11 @@ class StockRaft(SyncObj):  # type: ignore[misc]  # pysyncobj has no types
             _step.now = None
         self._poller = _NoPoller()
         self._SyncObj__raftLastApplied = applied
+
+    def __dir__(self) -> list[str]:
+        # The stock constructor looks for replicated methods by reading every attribute, among them properties
+        # that have no value yet. There are no such methods here.
+        return list(super().__dir__()) if "_SyncObj__properies" in self.__dict__ else []
 
     # -- for the engine to define --------------------------------------------
 

@@ -224,6 +224,7 @@ class RaftEngine(StockRaft):
         self.now = now
         match event:
             case Received(sender, message):
+                self._unreachable.discard(sender)
                 if not self._disk_full:
                     self._take(sender, message)
             case PeerUp(peer):
@@ -558,7 +559,7 @@ class RaftEngine(StockRaft):
         if leadership is None or leadership.transfer is None:
             return
         transfer = leadership.transfer
-        if self.now > transfer.deadline_s:
+        if self.now > transfer.deadline_s or transfer.target not in self.members.voters:
             leadership.transfer = None
             self._answer(transfer.context, TransferFailedError(f"{transfer.target} did not take over in time"))
         elif leadership.progress[transfer.target].match == self.store.last_index and (

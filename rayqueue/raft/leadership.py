@@ -43,6 +43,7 @@ class Leadership:
         self._confirming: list[tuple[int, Any]] = []
         self._store = store
         self._settings = settings
+        self._snapshot_retry_s = settings.snapshot_retry_ms / 1000
         self.set_peers(peers)
 
     def set_peers(self, peers: Iterable[NodeId]) -> None:
@@ -83,16 +84,13 @@ class Leadership:
 
     def _for_peer(self, progress: Progress, commit: Index, now: float) -> Iterator[Message]:
         store = self._store
-        while progress.may_send(now, self._settings.snapshot_retry_ms / 1000):
-            if progress.next <= store.base_index or progress.pace is Pace.SNAPSHOT:
-                checkpoint = store.checkpoint
-                if checkpoint is None:
-                    raise InvariantBrokenError("the log is trimmed and has no checkpoint")
-                progress.needs_snapshot(checkpoint.index, now)
-                yield InstallSnapshot(
-                    self.term, checkpoint.index, checkpoint.term, self.round, checkpoint.members, checkpoint.state
-                )
-            elif progress.pace is Pace.PROBE:
+        # The log may have been trimmed past what this follower was being asked about.
+        if progress.pace is Pace.SNAPSHOT or progress.next <= store.base_index:
+            if progress.pace is not Pace.SNAPSHOT or progress.snapshot_age(now) >= self._snapshot_retry_s:
+                yield self._snapshot(progress, now)
+            return
+        while progress.may_send():
+            if progress.pace is Pace.PROBE:
                 progress.asked = True
                 yield self._entries(Index(progress.next - 1), commit, ())
             elif progress.next <= store.last_index:
@@ -102,6 +100,15 @@ class Leadership:
                 yield message
             else:
                 return
+
+    def _snapshot(self, progress: Progress, now: float) -> InstallSnapshot:
+        checkpoint = self._store.checkpoint
+        if checkpoint is None:
+            raise InvariantBrokenError("the log is trimmed and has no checkpoint")
+        progress.needs_snapshot(checkpoint.index, now)
+        return InstallSnapshot(
+            self.term, checkpoint.index, checkpoint.term, self.round, checkpoint.members, checkpoint.state
+        )
 
     def _entries(self, prev: Index, commit: Index, entries: tuple[Any, ...]) -> AppendEntries:
         prev_term = self._store.term_at(prev)

@@ -54,12 +54,13 @@ class Progress:
         self._in_flight: deque[tuple[Index, int]] = deque()
         self._snapshot_sent_s = float("-inf")
 
-    def may_send(self, now: float, snapshot_retry_s: float) -> bool:
+    def may_send(self) -> bool:
         if self.pace is Pace.PIPELINE:
             return self.in_flight_bytes < self.window_bytes
-        if self.pace is Pace.SNAPSHOT:
-            return now - self._snapshot_sent_s >= snapshot_retry_s
-        return not self.asked
+        return self.pace is Pace.PROBE and not self.asked
+
+    def snapshot_age(self, now: float) -> float:
+        return now - self._snapshot_sent_s
 
     def sent(self, last: Index, size_bytes: int) -> None:
         """Entries up to ``last`` are on their way."""
