@@ -1,0 +1,409 @@
+"""Applying entries: offsets, dedupe, trimming, groups, checkpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from rayqueue.errors import (
+    ConfigError,
+    InvalidInputError,
+    InvalidOffsetError,
+    InvariantBrokenError,
+    OffsetOutOfRangeError,
+    ProducerError,
+    ProducerFencedError,
+    SequenceExpiredError,
+    SequenceGapError,
+    StaleGenerationError,
+    UnknownFormatError,
+)
+from rayqueue.ids import Index, Offset
+from rayqueue.log.store import Table
+from rayqueue.partition import (
+    Configured,
+    Deleted,
+    Fenced,
+    PartitionSettings,
+    Trimmed,
+    commit_command,
+    configure_command,
+    delete_group_command,
+    fence_command,
+    machine,
+    trim_command,
+)
+from rayqueue.records.checksum import crc32c
+from tests.unit.partition_log import Log, appended, batch, committed, group
+
+# -- offsets ------------------------------------------------------------------------
+
+
+def test_offsets_are_dense() -> None:
+    log = Log()
+    assert log.apply(batch(3)) == appended(0, 3)
+    assert log.apply(batch(1)) == appended(3, 1)
+    assert log.apply(batch(2)) == appended(4, 2)
+    assert log.partition.high_watermark == 6
+    assert [log.partition.locate(offset) for offset in range(7)] == [1, 1, 1, 2, 3, 3, None]
+
+
+def test_lanes_are_indexed_only_where_there_are_some() -> None:
+    one, three = Log(), Log(PartitionSettings(lanes=3))
+    for log in (one, three):
+        log.apply(batch(2))
+    three.apply(batch(1, lane=2))
+    assert list(one.store.scan(Table.LANES)) == []
+    assert [key[0] for key, _ in three.store.scan(Table.LANES)] == [0, 2]
+
+
+# -- producers ----------------------------------------------------------------------
+
+
+def test_a_repeated_batch_gets_the_first_answer() -> None:
+    log = Log()
+    first = log.apply(batch(3, producer_id=7))
+    log.apply(batch(5))
+    second = log.apply(batch(2, producer_id=7, sequence=3))
+    assert log.apply(batch(3, producer_id=7)) == first._replace(duplicate=True)
+    assert log.apply(batch(2, producer_id=7, sequence=3)) == second._replace(duplicate=True)
+    assert log.partition.next_offset == 10
+    assert len(list(log.store.scan(Table.OFFSETS))) == 3
+
+
+def test_without_a_producer_id_nothing_is_remembered() -> None:
+    log = Log()
+    assert log.apply(batch()) != log.apply(batch())
+    assert len(log.partition.producers) == 0
+
+
+def test_a_gap_is_refused_and_may_be_retried() -> None:
+    log = Log()
+    log.apply(batch(2, producer_id=7))
+    refused = log.apply(batch(1, producer_id=7, sequence=3))
+    assert isinstance(refused, SequenceGapError)
+    assert refused.retriable
+    assert refused.details == {"sequence": 3, "expected": 2}
+    assert log.apply(batch(1, producer_id=7, sequence=2)) == appended(2, 1)
+    assert log.apply(batch(1, producer_id=7, sequence=3)) == appended(3, 1)
+
+
+def test_an_unknown_producer_starts_at_zero() -> None:
+    log = Log()
+    assert isinstance(log.apply(batch(producer_id=7, sequence=1)), SequenceGapError)
+    assert len(log.partition.producers) == 0
+
+
+def test_a_newer_epoch_fences_the_older() -> None:
+    log = Log()
+    log.apply(batch(4, producer_id=7, epoch=1))
+    assert isinstance(log.apply(batch(1, producer_id=7, epoch=2, sequence=4)), SequenceGapError)
+    assert log.apply(batch(1, producer_id=7, epoch=2)) == appended(4, 1)
+    refused = log.apply(batch(1, producer_id=7, epoch=1, sequence=4))
+    assert isinstance(refused, ProducerFencedError)
+    assert not refused.retriable
+    assert refused.details == {"epoch": 1, "current": 2}
+    # Not even a batch that was written once: its producer must stop.
+    assert isinstance(log.apply(batch(4, producer_id=7, epoch=1)), ProducerFencedError)
+
+
+def test_an_answer_is_forgotten_after_the_window() -> None:
+    log = Log(PartitionSettings(dedupe_window=3))
+    for sequence in range(5):
+        log.apply(batch(producer_id=7, sequence=sequence))
+    assert log.apply(batch(producer_id=7, sequence=2)) == appended(2, 1, duplicate=True)
+    refused = log.apply(batch(producer_id=7, sequence=1))
+    assert isinstance(refused, SequenceExpiredError)
+    assert refused.details == {"sequence": 1, "oldest": 2}
+
+
+@pytest.mark.parametrize(("sequence", "count"), [(0, 1), (0, 4), (1, 2), (2, 2), (1, 5)])
+def test_other_batches_than_the_first_time_are_refused_for_good(sequence: int, count: int) -> None:
+    log = Log()
+    log.apply(batch(3, producer_id=7))
+    log.apply(batch(3, producer_id=7, sequence=3))
+    refused = log.apply(batch(count, producer_id=7, sequence=sequence))
+    assert type(refused) is ProducerError
+    assert not refused.retriable
+
+
+def test_the_producer_unused_for_longest_is_forgotten() -> None:
+    log = Log(PartitionSettings(max_producers=2))
+    log.apply(batch(producer_id=1))
+    log.apply(batch(producer_id=2))
+    log.apply(batch(producer_id=1, sequence=1))
+    log.apply(batch(producer_id=2))  # a duplicate is no use
+    log.apply(batch(producer_id=3))
+    assert log.partition.producers.get(2) is None
+    assert log.apply(batch(producer_id=1)).duplicate
+    assert isinstance(log.apply(batch(producer_id=2, sequence=1)), SequenceGapError)
+    assert len(list(log.store.scan(Table.PRODUCERS))) == 2
+
+
+def test_fencing_by_command() -> None:
+    log = Log()
+    log.apply(batch(2, producer_id=7, epoch=1))
+    assert log.apply(fence_command(7, 2)) == Fenced(2)
+    assert isinstance(log.apply(batch(1, producer_id=7, epoch=1, sequence=2)), ProducerFencedError)
+    assert log.apply(batch(1, producer_id=7, epoch=2)) == appended(2, 1)
+    assert log.apply(fence_command(7, 2)) == Fenced(2)  # again: nothing is reset
+    assert log.apply(batch(1, producer_id=7, epoch=2)).duplicate
+    assert isinstance(log.apply(fence_command(7, 1)), ProducerFencedError)
+    assert log.apply(fence_command(8, 5)) == Fenced(5)
+    assert isinstance(log.apply(batch(1, producer_id=8, epoch=4)), ProducerFencedError)
+
+
+# -- trimming -----------------------------------------------------------------------
+
+
+def test_trim_goes_forward_and_not_past_the_end() -> None:
+    log = Log()
+    for _ in range(4):
+        log.apply(batch(2))
+    assert log.apply(trim_command(4)) == Trimmed(Offset(4))
+    assert log.apply(trim_command(2)) == Trimmed(Offset(4))
+    assert log.apply(trim_command(5)) == Trimmed(Offset(5))  # inside a batch: its row stays
+    assert [int.from_bytes(key, "big") for key, _ in log.store.scan(Table.OFFSETS)] == [4, 6]
+    assert log.partition.locate(4) is None
+    assert log.partition.locate(5) == 3
+    assert log.apply(trim_command(99)) == Trimmed(Offset(8))
+    assert list(log.store.scan(Table.OFFSETS)) == []
+    assert log.apply(batch(1)) == appended(8, 1)
+
+
+def test_first_needed_is_the_entry_of_the_first_readable_batch() -> None:
+    log = Log()
+    assert log.partition.first_needed() == 1
+    log.apply(batch(2))
+    log.apply(batch(2))
+    assert log.partition.first_needed() == 1
+    log.apply(trim_command(3))
+    assert log.partition.first_needed() == 2
+    log.apply(trim_command(4))
+    assert log.partition.first_needed() == 5
+    log.apply(commit_command("g", 1, {0: 4}))
+    assert log.partition.first_needed() == 6
+    log.apply(batch(1))
+    log.apply(batch(1))
+    assert log.partition.first_needed() == 6
+
+
+def test_a_large_trim_is_swept_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "SWEEP_ROWS", 4)
+    log = Log(PartitionSettings(lanes=2))
+    for _ in range(11):
+        log.apply(batch(1))
+    log.apply(trim_command(10))
+
+    def rows(table: Table) -> int:
+        return len(list(log.store.scan(table)))
+
+    assert (rows(Table.OFFSETS), rows(Table.LANES)) == (7, 7)
+    assert log.partition.locate(9) is None
+    log.store.sync()
+    log.crash()  # what is left is found again
+    log.apply(batch(1))
+    assert (rows(Table.OFFSETS), rows(Table.LANES)) == (4, 4)
+    log.apply(batch(1))
+    assert (rows(Table.OFFSETS), rows(Table.LANES)) == (3, 3)
+    assert log.partition.locate(10) == 11
+
+
+# -- groups ---------------------------------------------------------------------------
+
+
+def test_commits_are_fenced_by_generation() -> None:
+    log = Log(PartitionSettings(lanes=2))
+    log.apply(batch(10))
+    assert log.apply(commit_command("g", 3, {0: 5}, metadata=b"m")) == committed(3, {0: 5})
+    refused = log.apply(commit_command("g", 2, {0: 9}))
+    assert isinstance(refused, StaleGenerationError)
+    assert refused.details == {"generation": 2, "current": 3}
+    assert log.partition.groups.get("g") == group(3, {0: 5}, b"m")
+    assert log.apply(commit_command("g", 3, {1: 7})) == committed(3, {0: 5, 1: 7})
+    assert log.apply(commit_command("g", 4, {})) == committed(4, {0: 5, 1: 7})  # fences, moves nothing
+    assert isinstance(log.apply(commit_command("g", 3, {0: 9})), StaleGenerationError)
+
+
+def test_a_commit_goes_back_only_on_purpose() -> None:
+    log = Log()
+    log.apply(batch(10))
+    log.apply(commit_command("g", 1, {0: 8}))
+    assert log.apply(commit_command("g", 1, {0: 3})) == committed(1, {0: 8})
+    assert log.apply(commit_command("g", 1, {0: 3}, rewind=True)) == committed(1, {0: 3})
+
+
+def test_a_wrong_commit_changes_nothing() -> None:
+    log = Log()
+    log.apply(batch(10))
+    log.apply(commit_command("g", 1, {0: 8}))
+    past_the_end = log.apply(commit_command("g", 2, {0: 11}))
+    assert isinstance(past_the_end, OffsetOutOfRangeError)
+    assert past_the_end.details == {"offset": 11, "start": 0, "end": 10}
+    assert isinstance(log.apply(commit_command("g", 2, {0: 9, 1: 9})), InvalidInputError)
+    assert log.partition.groups.get("g") == group(1, {0: 8})
+
+
+def test_groups_are_bounded_and_can_be_deleted() -> None:
+    log = Log(PartitionSettings(max_groups=2))
+    log.apply(commit_command("a", 1, {}))
+    log.apply(commit_command("b", 1, {}))
+    assert isinstance(log.apply(commit_command("c", 1, {})), InvalidInputError)
+    assert log.apply(delete_group_command("a")) == Deleted(True)
+    assert log.apply(delete_group_command("a")) == Deleted(False)
+    assert log.apply(commit_command("c", 1, {})) == committed(1, {})
+    assert list(log.partition.groups) == ["b", "c"]
+    assert len(log.partition.groups) == len(list(log.store.scan(Table.GROUPS))) == 2
+
+
+# -- settings -------------------------------------------------------------------------
+
+
+def test_settings_change_by_command_only() -> None:
+    log = Log(PartitionSettings(lanes=2, max_producers=3))
+    for producer_id in (1, 2, 3):
+        log.apply(batch(producer_id=producer_id))
+    log.store.sync()
+    log.crash()
+    assert log.partition.settings == PartitionSettings(lanes=2, max_producers=3)
+    assert log.apply(configure_command(PartitionSettings(lanes=3, max_producers=1))) == Configured()
+    assert len(log.partition.producers) == 1
+    refused = log.apply(configure_command(PartitionSettings(lanes=1)))
+    assert isinstance(refused, InvalidInputError)
+    assert log.partition.settings == PartitionSettings(lanes=3, max_producers=1)
+    log.store.sync()
+    log.crash()
+    assert log.partition.settings == PartitionSettings(lanes=3, max_producers=1)
+
+
+@pytest.mark.parametrize("wrong", [{"lanes": 0}, {"lanes": 257}, {"max_producers": 0}, {"dedupe_window": 0}])
+def test_impossible_settings(wrong: dict[str, int]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        PartitionSettings(**wrong)
+    assert caught.value.details["key"] in wrong
+
+
+# -- what cannot be read ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        b"\x7f",
+        b"\x10",
+        trim_command(5) + b"\0",
+        commit_command("g", 1, {0: 1})[:-1],
+        commit_command("g", 1, {0: 1})[:10],
+        commit_command("g", 1, {0: 1}).replace(b"g", b"\xff"),
+        delete_group_command("g")[:1],
+        delete_group_command("g") + b"\xff",
+        fence_command(1, 1)[:-1],
+        configure_command(PartitionSettings())[:-1],
+        configure_command(PartitionSettings()).replace(b"\x01\0", b"\0\0", 1),
+        b"R",
+        b"RQ\x02" + batch()[3:],
+    ],
+)
+def test_a_replica_stops_at_what_it_cannot_read(payload: bytes) -> None:
+    """It may be from a newer release. Going on without it would be to diverge."""
+    with pytest.raises(UnknownFormatError):
+        Log().apply(payload)
+
+
+@pytest.mark.parametrize("offset", [-1, 2**63, 1.5, "1"])
+def test_commands_with_wrong_offsets_are_not_made(offset: int) -> None:
+    with pytest.raises(InvalidOffsetError):
+        trim_command(offset)
+    with pytest.raises(InvalidOffsetError):
+        commit_command("g", 1, {0: offset})
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: commit_command("", 1, {}),
+        lambda: commit_command("g" * 256, 1, {}),
+        lambda: commit_command("\ud800", 1, {}),
+        lambda: commit_command("g", -1, {}),
+        lambda: commit_command("g", 1, {256: 1}),
+        lambda: commit_command("g", 1, {}, metadata=bytes(4097)),
+        lambda: delete_group_command(""),
+        lambda: fence_command(-1, 1),
+        lambda: fence_command(1, 2**32),
+    ],
+)
+def test_other_wrong_commands_are_not_made(make: Callable[[], bytes]) -> None:
+    with pytest.raises(InvalidInputError):
+        make()
+
+
+# -- checkpoints ------------------------------------------------------------------------
+
+
+def filled() -> Log:
+    log = Log(PartitionSettings(lanes=2))
+    for number in range(6):
+        log.apply(batch(2, producer_id=1 + number % 2, sequence=number // 2 * 2, lane=number % 2, timestamps=number))
+    log.apply(commit_command("größe", 4, {0: 3, 1: 5}, metadata=b"meta"))
+    log.apply(trim_command(3))
+    return log
+
+
+def test_a_checkpoint_is_the_whole_state() -> None:
+    log = filled()
+    twin = log.twin_from_checkpoint(log.checkpoint())
+    assert twin.partition.checkpoint() == log.partition.checkpoint()
+    assert twin.apply(batch(2, producer_id=2, sequence=4)) == appended(10, 2, duplicate=True)
+    assert twin.apply(batch(1, producer_id=1, sequence=6)) == appended(12, 1)
+    assert twin.partition.groups.get("größe") == group(4, {0: 3, 1: 5}, b"meta")
+    assert isinstance(twin.apply(commit_command("größe", 3, {})), StaleGenerationError)
+
+
+def test_a_replica_from_a_checkpoint_serves_only_what_it_has() -> None:
+    log = filled()
+    twin = log.twin_from_checkpoint(log.checkpoint())
+    assert (twin.partition.start_offset, twin.partition.readable_from) == (3, 12)
+    assert twin.partition.first_needed() == len(log.payloads) + 1
+    assert twin.partition.locate(5) is None
+    log.apply(batch(2))
+    twin.catch_up()
+    for replica in (twin, twin):
+        assert replica.partition.locate(12) == len(log.payloads)
+        assert replica.partition.first_needed() == len(log.payloads)
+        replica.store.sync()
+        replica.crash()  # and it still knows after a restart
+    log.apply(trim_command(13))
+    twin.catch_up()
+    assert twin.partition.readable_from == log.partition.readable_from == 13
+    assert twin.partition.checkpoint() == log.partition.checkpoint()
+    assert list(twin.store.scan(Table.OFFSETS)) == list(log.store.scan(Table.OFFSETS))
+
+
+def test_a_damaged_or_unknown_checkpoint_stops_the_replica() -> None:
+    state = bytearray(filled().partition.checkpoint())
+    state[-1] ^= 1
+    with pytest.raises(InvariantBrokenError, match="checksum"):
+        Log().partition.restore(bytes(state))
+    state = bytearray(filled().partition.checkpoint())
+    state[4] = 9
+    body = bytes(state[4:])
+    with pytest.raises(InvariantBrokenError, match="version 9"):
+        Log().partition.restore(crc32c(body).to_bytes(4, "little") + body)
+
+
+def test_a_table_that_lacks_a_batch_stops_the_replica() -> None:
+    log = Log()
+    log.apply(batch(2))
+    log.apply(batch(2))
+    log.store.delete(Table.OFFSETS, (0).to_bytes(8, "big"))
+    log.store.sync()
+    with pytest.raises(InvariantBrokenError, match="no batch holds offset 0"):
+        log.crash()
+
+
+def test_indexes_need_not_be_dense() -> None:
+    """Raft's own entries take indexes and never come here."""
+    log = Log()
+    assert log.partition.apply(Index(5), batch()) == appended(0, 1)
+    assert log.partition.locate(0) == 5
