@@ -1,0 +1,8 @@
+"""A replica at work: the engine's thread, the tail, and what it tells about itself. No Ray in here."""
+
+from __future__ import annotations
+
+from rayqueue.replica.replica import Answer, Replica
+from rayqueue.replica.status import Status
+
+__all__ = ["Answer", "Replica", "Status"]

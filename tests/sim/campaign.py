@@ -1,0 +1,102 @@
+"""Run many schedules and say what came of them.
+
+    python -m tests.sim.campaign --schedules 20000 --seed 1
+    python -m tests.sim.campaign --replay 4711
+
+Ends with one JSON line: schedules, acked, lost, stuck, seconds. Exit code 1 if
+any schedule failed; each failing seed prints the command that replays it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import sys
+import time
+import traceback
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from tests.sim.checker import Broken
+from tests.sim.world import World
+
+CHUNK = 25
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    seed: int
+    acked: int
+    snapshots: int
+    kind: str | None
+    """None, ``lost`` (safety), ``stuck`` (liveness)."""
+    text: str
+
+
+def run_seed(seed: int) -> Result:
+    try:
+        outcome = World(seed).run()
+    except Broken as broken:
+        return Result(seed, 0, 0, broken.kind, str(broken))
+    except Exception:
+        # The engine stopped itself rather than diverge. Nothing diverged, but it must not happen either.
+        return Result(seed, 0, 0, "lost", traceback.format_exc())
+    return Result(seed, outcome.acked, outcome.snapshots, None, "")
+
+
+def run_seeds(seeds: list[int]) -> list[Result]:
+    return [run_seed(seed) for seed in seeds]
+
+
+def run_campaign(first_seed: int, schedules: int, workers: int) -> Iterator[Result]:
+    seeds = range(first_seed, first_seed + schedules)
+    chunks = [list(seeds[at : at + CHUNK]) for at in range(0, schedules, CHUNK)]
+    with multiprocessing.get_context("spawn").Pool(workers) as pool:
+        for results in pool.imap_unordered(run_seeds, chunks):
+            yield from results
+
+
+def replay_command(seed: int) -> str:
+    return f"python -m tests.sim.campaign --replay {seed}"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--schedules", type=int, default=1500)
+    parser.add_argument("--seed", type=int, default=1, help="the first seed; the others follow")
+    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--replay", type=int, metavar="SEED", help="run this one seed, with its traceback")
+    arguments = parser.parse_args()
+    if arguments.replay is not None:
+        print(World(arguments.replay).run())
+        return 0
+
+    console = Console(stderr=True)
+    started = time.monotonic()
+    counts = {"lost": 0, "stuck": 0}
+    acked = snapshots = 0
+    columns = (TextColumn("schedules"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[state]}"))
+    with Progress(*columns, TimeRemainingColumn(), console=console) as progress:
+        task = progress.add_task("", total=arguments.schedules, state="")
+        for result in run_campaign(arguments.seed, arguments.schedules, arguments.workers):
+            acked += result.acked
+            snapshots += result.snapshots
+            if result.kind is not None:
+                counts[result.kind] += 1
+                console.print(f"[red]seed {result.seed} {result.kind}:[/] {result.text}")
+                console.print(f"  replay: [bold]{replay_command(result.seed)}[/]")
+            state = f"acked {acked}  lost {counts['lost']}  stuck {counts['stuck']}"
+            progress.update(task, advance=1, state=state)
+    seconds = round(time.monotonic() - started, 1)
+    figures = {"schedules": arguments.schedules, "acked": acked, **counts, "snapshots": snapshots, "seconds": seconds}
+    print(json.dumps(figures))
+    return 1 if any(counts.values()) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

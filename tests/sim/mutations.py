@@ -1,0 +1,255 @@
+"""Each remedy of DESIGN §4, switched off: the simulator must notice every time.
+
+The product has no switches for its own safety; a mutation replaces one method
+while it runs. ``faults`` narrows what goes wrong to what the remedy is for, so
+that the failure is found in tens of schedules rather than thousands.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+from unittest.mock import patch
+
+from rayqueue.ids import GroupId, Index, NodeId
+from rayqueue.log.memory_store import MemoryDisk, MemoryStore
+from rayqueue.log.ops import LogState, Op
+from rayqueue.log.store import LogStore
+from rayqueue.raft import follower
+from rayqueue.raft.engine import RaftEngine
+from rayqueue.raft.messages import AppendEntries, Message
+from rayqueue.raft.progress import Pace, Progress
+from tests.sim.node import SimNode
+from tests.sim.world import World
+
+
+@dataclass(frozen=True, slots=True)
+class Mutation:
+    name: str
+    finding: str
+    target: Any
+    attribute: str
+    replacement: Any
+    faults: frozenset[str]
+    size: int | None = None
+
+    @contextmanager
+    def active(self) -> Iterator[None]:
+        with patch.object(self.target, self.attribute, self.replacement):
+            yield
+
+
+def _truncate_on_match(store: LogStore, entries: Sequence[Any], commit: Index) -> int | None:
+    """As stock: whatever follows prev is dropped and written again."""
+    for position, entry in enumerate(entries):
+        if entry.index > commit:
+            return position
+    return None
+
+
+def _commit_as_told(engine: RaftEngine, message: AppendEntries) -> Index:
+    return min(message.commit, engine.store.last_index)
+
+
+def _refuse_always(progress: Progress, prev: Index, hint: Index) -> None:
+    """As stock: every refusal resets, and the pipeline goes on at once."""
+    progress._start(Pace.PIPELINE)
+    progress.next = Index(hint + 1)
+
+
+def _send_before_sync(engine: RaftEngine, peer: NodeId, message: Message) -> None:
+    engine._ready.early.append((peer, message))
+
+
+def _no_pre_vote(engine: RaftEngine) -> None:
+    engine.leader = None
+    engine._campaign = True
+
+
+def _self_removal(engine: RaftEngine, members: Any, context: Any) -> None:
+    if engine._change_in_progress():
+        raise engine._not_leader()
+    engine.propose(b"\x02" + members.encode(), context)
+
+
+def _confirm_unasked(engine: RaftEngine) -> None:
+    confirms, engine._confirms = engine._confirms, []
+    for context in confirms:
+        engine._answer(context, None)
+
+
+def _advance_unsynced(engine: RaftEngine) -> None:
+    engine._prepare_election()
+    engine._write_proposals()
+    engine.stock_tick()
+    engine._finish_confirmations()
+    engine._drive_transfer()
+    engine._replicate()
+
+
+def _trim_applied(engine: RaftEngine, segment_bytes: int, max_entries: int) -> bool:
+    """As stock compaction: the log goes as soon as it is applied."""
+    with patch.object(engine.machine, "first_needed", lambda: Index(engine.applied + 1)):
+        return _maintain(engine, segment_bytes, max_entries)
+
+
+_maintain = RaftEngine.maintain
+
+
+def _wiped_under_the_old_id(world: World, node: SimNode) -> None:
+    node.kill()
+    members = node.engine.members
+    node.disk = world.new_disk(GroupId("sim-0"), node.node_id)
+    RaftEngine.bootstrap(node.disk, members)
+    node.checked_commit = 0
+    world.clock.after(world.rng.uniform(0.01, 1), lambda: world.restart(node))
+
+
+class LyingStore(MemoryStore):
+    """A disk behind a write cache that nobody flushes: a crash keeps some of what was "synced", torn anyhow."""
+
+    def __init__(self, *arguments: Any, **keywords: Any) -> None:
+        super().__init__(*arguments, **keywords)
+        self.image = self.disk.copy()
+        self.cached: list[Op] = []
+
+    def _commit(self, ops: Sequence[Op], state: LogState) -> None:
+        super()._commit(ops, state)
+        self.cached.extend(ops)
+
+
+def _lying_disk(world: World, group_id: GroupId, node_id: NodeId) -> MemoryStore:
+    return LyingStore(group_id, node_id)
+
+
+def _torn(world: World, disk: MemoryStore) -> MemoryStore:
+    assert isinstance(disk, LyingStore)
+    image = disk.image
+    kept = world.rng.randint(0, len(disk.cached))
+    for op in disk.cached[:kept]:
+        image.apply(op)
+    disk.close()
+    return LyingStore(disk.group_id, disk.node_id, disk=_readable(image))
+
+
+def _readable(disk: MemoryDisk) -> MemoryDisk:
+    disk.applied = Index(min(disk.applied, disk.last_index))
+    return disk
+
+
+def _engine(name: str, finding: str, attribute: str, replacement: Callable[..., Any], *faults: str) -> Mutation:
+    return Mutation(name, finding, RaftEngine, attribute, replacement, frozenset(faults))
+
+
+MUTATIONS = (
+    Mutation(
+        "truncate_on_match",
+        "acknowledged entries lost",
+        follower,
+        "first_new",
+        _truncate_on_match,
+        frozenset({"duplicate", "slow", "reorder", "kill", "power_loss", "drop"}),
+    ),
+    Mutation(
+        "stale_replies",
+        "replies carry no term",
+        RaftEngine,
+        "_is_current",
+        lambda engine, reply: True,
+        frozenset({"transfer"}),
+        size=5,
+    ),
+    _engine(
+        "commit_as_told",
+        "commit beyond what was sent",
+        "_verified_commit",
+        _commit_as_told,
+        *("partition", "slow", "reorder", "drop", "kill", "one_way", "pause"),
+    ),
+    Mutation(
+        "votes_not_attributed",
+        "votes are counted, not attributed",
+        RaftEngine,
+        "_is_new_vote",
+        lambda engine, sender: True,
+        frozenset({"duplicate", "slow", "reorder", "kill", "power_loss"}),
+        size=5,
+    ),
+    Mutation(
+        "endless_resets",
+        "livelock on pipelined batches",
+        Progress,
+        "refused",
+        _refuse_always,
+        frozenset({"drop", "slow", "reorder", "duplicate", "kill", "trim"}),
+    ),
+    _engine(
+        "send_before_sync",
+        "journal not synced before any send",
+        "_late",
+        _send_before_sync,
+        *("kill_in_sync", "power_loss", "kill"),
+    ),
+    _engine(
+        "overlapping_changes",
+        "overlapping membership changes accepted",
+        "_change_in_progress",
+        lambda engine: False,
+        *("members", "partition", "kill", "one_way", "slow", "pause"),
+    ),
+    _engine(
+        "leader_removes_itself",
+        "the leader cannot remove itself",
+        "change_members",
+        _self_removal,
+        *("members", "kill", "partition", "drop"),
+    ),
+    _engine("no_pre_vote", "no pre-vote", "_start_pre_vote", _no_pre_vote, "partition"),
+    _engine("no_loyalty", "no sticky leader", "_loyal", lambda engine: False, "partition"),
+    _engine("trim_applied", "stock compaction drops the messages", "maintain", _trim_applied, "trim", "kill"),
+    Mutation(
+        "replay_everything",
+        "applies everything again at start",
+        MemoryStore,
+        "applied",
+        property(lambda store: store.base_index),
+        frozenset({"kill"}),
+    ),
+    Mutation(
+        "old_id_after_wipe",
+        "a replica that lost its disk rejoins under a new id",
+        World,
+        "_wipe",
+        _wiped_under_the_old_id,
+        frozenset({"wipe", "partition", "kill"}),
+    ),
+    _engine(
+        "full_disk_leads",
+        "a leader that cannot write counts itself",
+        "disk_full",
+        lambda engine: None,
+        *("disk_full", "kill", "power_loss"),
+    ),
+    _engine(
+        "count_before_sync",
+        "the leader counts itself before its own sync",
+        "_advance",
+        _advance_unsynced,
+        *("kill_in_sync", "power_loss"),
+    ),
+    _engine(
+        "confirm_unasked",
+        "leadership confirmed without asking",
+        "_finish_confirmations",
+        _confirm_unasked,
+        *("confirm", "partition", "pause", "one_way"),
+    ),
+)
+
+@contextmanager
+def lying_disk() -> Iterator[None]:
+    """No fsync at all: the write cache of every replica is volatile."""
+    with patch.object(World, "new_disk", _lying_disk), patch.object(World, "crash_disk", _torn):
+        yield

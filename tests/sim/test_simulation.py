@@ -1,0 +1,52 @@
+"""CI's slice of the campaign, and the proof that it would notice.
+
+The whole campaign is ``make sim SCHEDULES=20000 SEED=1``.
+"""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from tests.sim.campaign import replay_command, run_campaign
+from tests.sim.mutations import MUTATIONS, Mutation, lying_disk
+from tests.sim.world import World
+
+SCHEDULES = 1500
+MUTATION_SCHEDULES = 600
+
+
+def test_campaign_loses_nothing_and_never_sticks() -> None:
+    results = list(run_campaign(1, SCHEDULES, os.cpu_count() or 1))
+    failed = [f"{result.kind}: {result.text}\n  {replay_command(result.seed)}" for result in results if result.kind]
+    assert not failed, "\n".join(failed)
+    assert len(results) == SCHEDULES
+    # A campaign in which nothing happens would pass as well.
+    assert sum(result.acked for result in results) > 20 * SCHEDULES
+    assert sum(result.snapshots for result in results) > SCHEDULES / 20
+
+
+def test_a_seed_gives_the_same_schedule_twice() -> None:
+    first, second = World(7).run(), World(7).run()
+    assert first == second
+
+
+@pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.name)
+def test_without_this_remedy_the_simulator_fails(mutation: Mutation) -> None:
+    with mutation.active():
+        assert _first_failure(mutation.faults, mutation.size) is not None, f"nobody noticed: {mutation.finding}"
+
+
+def test_without_fsync_the_simulator_fails() -> None:
+    with lying_disk():
+        assert _first_failure(frozenset({"kill", "power_loss"}), None) is not None
+
+
+def _first_failure(faults: frozenset[str], size: int | None) -> int | None:
+    for seed in range(MUTATION_SCHEDULES):
+        try:
+            World(seed, faults, size).run()
+        except Exception:
+            return seed
+    return None

@@ -1,0 +1,396 @@
+"""One schedule: a group, its users, and everything that goes wrong, from one seed.
+
+First the safety phase: faults of the kinds this seed has drawn, while
+producers write. Then everything heals, and progress is demanded. Last, where
+the seed says so, a replica is cut off from the healthy group and comes back,
+which must disturb nobody; or one message of a long catch-up is lost, which
+must not make the leader send everything again and again; or answers to a
+leadership that is over arrive in the next one of the same replica.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from random import Random
+
+from rayqueue.config import RaftSettings
+from rayqueue.ids import GroupId, NodeId
+from rayqueue.log.memory_store import MemoryStore
+from rayqueue.partition import PartitionSettings, trim_command
+from rayqueue.raft.members import Members
+from rayqueue.raft.messages import InstallSnapshot
+from rayqueue.raft.transport import Event, Received
+from tests.sim.checker import Broken, Checker
+from tests.sim.clients import Operator, SimProducer
+from tests.sim.network import Clock, Network, Weather
+from tests.sim.node import SimNode, peer_back, peer_gone
+
+FAULTS = (
+    "drop",
+    "duplicate",
+    "slow",
+    "reorder",
+    "partition",
+    "one_way",
+    "pause",
+    "kill",
+    "kill_in_sync",
+    "power_loss",
+    "disk_full",
+    "members",
+    "wipe",
+    "transfer",
+    "trim",
+    "confirm",
+)
+
+SAFETY_S = 12.0
+HEAL_S = 40.0
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    seed: int
+    acked: int
+    entries: int
+    snapshots: int
+
+
+class World:
+    """One seed's universe. ``faults`` and ``size`` narrow what may happen; None lets the seed draw."""
+
+    def __init__(self, seed: int, faults: frozenset[str] | None = None, size: int | None = None) -> None:
+        self.seed = seed
+        self.rng = Random(seed)
+        self.clock = Clock()
+        self.network = Network(self.clock, self.rng)
+        # Some groups time out almost together, which makes candidates collide.
+        timing = self.rng.choice(
+            (
+                {"election_timeout_min_ms": 1000, "election_timeout_max_ms": 2500, "fast_election_max_ms": 150},
+                {"election_timeout_min_ms": 700, "election_timeout_max_ms": 720, "fast_election_max_ms": 5},
+            )
+        )
+        self.raft_settings = RaftSettings(
+            **timing,
+            heartbeat_ms=200,
+            append_batch_bytes=2_000,
+            window_bytes=30_000,
+            max_uncommitted_bytes=60_000,
+            apply_batch_bytes=2_000,
+            snapshot_retry_ms=500,
+            tick_ms=20,
+        )
+        self.partition_settings = PartitionSettings()
+        drawn = {fault for fault in FAULTS if self.rng.random() < 0.4}
+        self.faults = drawn if faults is None else set(faults)
+        self.checker = Checker(self)
+        self.snapshots = 0
+        self.nodes: dict[NodeId, SimNode] = {}
+        drawn_size = self.rng.choice((1, 3, 3, 3, 3, 5, 5))
+        size = drawn_size if size is None else size
+        members = Members.of(f"n{number}" for number in range(size))
+        for node_id in sorted(members.voters):
+            self.nodes[node_id] = SimNode(self, node_id, members)
+        self.producers = [SimProducer(self, producer_id) for producer_id in range(1, self.rng.choice((2, 3, 4)))]
+        self.operator = Operator(self)
+
+    # -- for the nodes --------------------------------------------------------------------
+
+    def new_disk(self, group_id: GroupId, node_id: NodeId) -> MemoryStore:
+        return MemoryStore(group_id, node_id, cache_bytes=self.rng.choice((0, 1_000, 1_000_000)))
+
+    def crash_disk(self, disk: MemoryStore) -> MemoryStore:
+        return disk.reopen()
+
+    def sync_time(self) -> float:
+        return self.rng.uniform(0.0002, 0.004) if self.rng.random() < 0.95 else self.rng.uniform(0.01, 0.3)
+
+    def send(self, sender: NodeId, peer: NodeId, event: Event) -> None:
+        if isinstance(event, Received) and isinstance(event.message, InstallSnapshot):
+            self.snapshots += 1
+        self.network.send(sender, peer, lambda: self._deliver(peer, event))
+
+    def _deliver(self, peer: NodeId, event: Event) -> None:
+        node = self.nodes.get(peer)
+        if node is not None:
+            node.take(event)
+
+    def on_killed(self, node: SimNode) -> None:
+        """The kernel closes a dead process's sockets, and most peers hear of it."""
+        for other in self.nodes.values():
+            if other is not node and self.rng.random() < 0.7 and not self.network.is_cut(node.node_id, other.node_id):
+                self.clock.after(self.rng.uniform(0.0005, 0.01), lambda other=other: self._report_dead(node, other))
+
+    def _report_dead(self, node: SimNode, other: SimNode) -> None:
+        if not node.alive:  # a connection that stands again hides that it was broken
+            other.take(peer_gone(node, True))
+
+    def _report_back(self, node: SimNode, other: SimNode) -> None:
+        if node.alive and other.alive:
+            other.take(peer_back(node))
+            node.take(peer_back(other))
+
+    def restart(self, node: SimNode) -> None:
+        if node.alive or node.removed:
+            return
+        node.start()
+        for other in self.nodes.values():
+            if other is not node:
+                self.clock.after(self.rng.uniform(0.001, 0.05), lambda other=other: self._report_back(node, other))
+
+    def add_node(self, node_id: NodeId) -> SimNode:
+        self.nodes[node_id] = SimNode(self, node_id, None)
+        return self.nodes[node_id]
+
+    def retire(self, node_id: NodeId) -> None:
+        """A removed replica is switched off, sooner or later; until then it may disturb nobody."""
+        node = self.nodes[node_id]
+        node.removed = True
+        self.clock.after(self.rng.uniform(0, 5), node.kill)
+
+    # -- what goes wrong ----------------------------------------------------------------------
+
+    def _weather(self) -> None:
+        def share(name: str, most: float) -> float:
+            return self.rng.uniform(0, most) if name in self.faults else 0.0
+
+        self.network.weather = Weather(
+            drop=share("drop", 0.3),
+            duplicate=share("duplicate", 0.6),
+            slow=share("slow", 0.3),
+            slow_s=self.rng.choice((0.05, 0.5, 3.0)),
+            reorder="reorder" in self.faults,
+        )
+
+    def _voters(self) -> list[SimNode]:
+        return [node for node in self.nodes.values() if not node.removed]
+
+    def _one_fault(self) -> None:
+        kinds = [fault for fault in FAULTS[4:] if fault in self.faults]
+        if not kinds:
+            return
+        node = self.rng.choice(self._voters())
+        match self.rng.choice(kinds):
+            case "partition":
+                self._partition(one_way=False)
+            case "one_way":
+                self._partition(one_way=True)
+            case "pause":
+                node.pause(self.rng.uniform(0.05, 4))
+            case "kill":
+                self._kill(node, committed=None)
+            case "kill_in_sync":
+                busy = [node for node in self._voters() if node.alive and node.syncing]
+                for victim in busy[: self.rng.choice((1, 2, 5))]:
+                    self._kill(victim, committed=self.rng.random() < 0.5)
+            case "power_loss":
+                for victim in self._voters():
+                    self._kill(victim, committed=self.rng.random() < 0.5)
+            case "disk_full":
+                node.disk_is_full = True
+                self.clock.after(self.rng.uniform(0.1, 3), lambda: setattr(node, "disk_is_full", False))
+            case "members":
+                self.operator.start_replacing(node.node_id)
+            case "wipe":
+                self._wipe(node)
+            case "transfer":
+                self.operator.transfer()
+            case "trim":
+                self._trim()
+            case "confirm":
+                for _ in range(6):
+                    self.clock.after(self.rng.uniform(0, 2), self.operator.confirm)
+
+    def _partition(self, *, one_way: bool) -> None:
+        side = {node_id for node_id in self.nodes if self.rng.random() < 0.5}
+        self._cut_off(side, one_way=one_way)
+        self.clock.after(self.rng.uniform(0.2, 5), lambda: self.network.cut(set()))
+
+    def _kill(self, node: SimNode, committed: bool | None) -> None:
+        node.kill(committed=committed)
+        self.clock.after(self.rng.uniform(0.01, 4), lambda: self.restart(node))
+
+    def _wipe(self, node: SimNode) -> None:
+        """The disk is lost. The replica never comes back under this id; another takes its place."""
+        if self.operator.replacing is not None or not self._can_spare(node):
+            return
+        node.kill()
+        node.removed = True
+        self.operator.start_replacing(node.node_id)
+
+    def _can_spare(self, node: SimNode) -> bool:
+        """A promise of majorities is worth nothing once a majority of disks is gone."""
+        return len(self.nodes) > 2 and not any(other.removed for other in self.nodes.values())
+
+    def _trim(self) -> None:
+        leader = self.operator.leader()
+        if leader is not None and leader.machine.next_offset:
+            to = self.rng.randint(leader.machine.start_offset, leader.machine.next_offset)
+            leader.propose(trim_command(to), lambda _: None)
+
+    # -- the schedule -----------------------------------------------------------------------------
+
+    def run(self) -> Outcome:
+        self.clock.run_until(self.rng.uniform(0.5, 5))
+        faults = self.rng.randint(3, 25)
+        for _ in range(faults):
+            self.clock.at(self.rng.uniform(self.clock.now, SAFETY_S), self._one_fault)
+        for _ in range(4):
+            self.clock.at(self.rng.uniform(self.clock.now, SAFETY_S), self._weather)
+        for producer in self.producers:
+            for _ in range(8):
+                self.clock.at(
+                    self.rng.uniform(self.clock.now, SAFETY_S),
+                    lambda producer=producer: producer.want(self.rng.randint(1, 4)),
+                )
+        self.clock.run_until(SAFETY_S)
+        self._heal()
+        ending = self.rng.choice((None, self._return_of_a_replica, self._one_lost_message, self._late_answers))
+        if ending is not None:
+            ending()
+        members = self._members()
+        self.checker.finally_agree(members)
+        return Outcome(self.seed, len(self.checker.acks), self.checker.last_committed, self.snapshots)
+
+    def _members(self) -> list[SimNode]:
+        leader = self.operator.leader()
+        if leader is None:
+            raise Broken("stuck", "no leader")
+        return [self.nodes[node_id] for node_id in sorted(leader.engine.members.everyone)]
+
+    def _heal(self) -> None:
+        self.network.weather = Weather()
+        self.faults = set()
+        self.network.cut(set())
+        self.clock.run_until(self.clock.now + 5)  # whatever was under way, pauses and restarts, comes to its end
+        self.network.cut(set())
+        for node in list(self.nodes.values()):
+            node.disk_is_full = False
+            self.restart(node)
+        for producer in self.producers:
+            producer.want(2)
+        self._demand_progress("after healing")
+
+    def _demand_progress(self, when: str) -> None:
+        if not self.clock.run_until(self.clock.now + HEAL_S, self._settled):
+            raise Broken("stuck", f"no progress {when}: {self._describe()}")
+
+    def _settled(self) -> bool:
+        if not all(producer.idle for producer in self.producers) or self.operator.replacing is not None:
+            return False
+        leader = self.operator.leader()
+        if leader is None:
+            return False
+        last = leader.disk.last_index
+        return all(
+            node is not None and node.alive and node.engine.applied == node.engine.commit == node.disk.last_index == last
+            for node in (self.nodes.get(node_id) for node_id in leader.engine.members.everyone)
+        )
+
+    def _return_of_a_replica(self) -> None:
+        """Cut one follower off a healthy group for a while: nobody else may notice, then or when it is back."""
+        leader = self.operator.leader()
+        assert leader is not None
+        term = leader.engine.term
+        followers = sorted(leader.engine.members.voters - {leader.node_id})
+        if not followers:
+            return
+        away = self.rng.choice(followers)
+        self._cut_off({away})
+        if self.rng.random() < 0.5:
+            for producer in self.producers:
+                producer.want(2)
+        self.clock.run_until(self.clock.now + self.rng.uniform(3, 8))
+        self.network.cut(set())
+        self.clock.run_until(self.clock.now + 4)
+        if leader.engine.term != term or not leader.engine.is_leader:
+            raise Broken("stuck", f"{away} came back and deposed {leader.node_id}, which led term {term} in health")
+        self._demand_progress("after a replica came back")
+
+    def _one_lost_message(self) -> None:
+        """Lose the first message of a full window: what follows it is refused, and must be sent once more, not often."""
+        leader = self.operator.leader()
+        assert leader is not None
+        followers = sorted(leader.engine.members.voters - {leader.node_id})
+        if not followers:
+            return
+        behind = self.rng.choice(followers)
+        self.nodes[behind].pause(0.5)
+        for producer in self.producers:
+            producer.want(30)
+        first = leader.disk.last_index + 1
+        sent: list[int] = []
+        send = self.send
+
+        def lose_the_first(sender: NodeId, peer: NodeId, event: Event) -> None:
+            entries = getattr(getattr(event, "message", None), "entries", ())
+            if peer == behind and entries:
+                sent.extend(entry.index for entry in entries if entry.index >= first)
+                if first in sent and len(sent) == len(entries):
+                    return
+            send(sender, peer, event)
+
+        self.send = lose_the_first  # type: ignore[method-assign]
+        self._demand_progress("after a message was lost")
+        self.send = send  # type: ignore[method-assign]
+        needed = leader.disk.last_index - first + 1
+        if len(sent) > 3 * needed:
+            raise Broken("stuck", f"one lost message made the leader send {len(sent)} entries where {needed} were new")
+
+    def _late_answers(self) -> None:
+        """A leader, cut off with one follower, writes what nobody will commit. It is deposed, follows, leads again,
+        and only then hears that follower's answers to its first leadership."""
+        leader = self.operator.leader()
+        assert leader is not None
+        others = sorted(leader.engine.members.voters - {leader.node_id})
+        if len(others) < 4:
+            return
+        ally = others[0]
+        held: list[Event] = []
+        send = self.send
+
+        def hold(sender: NodeId, peer: NodeId, event: Event) -> None:
+            if (sender, peer) == (ally, leader.node_id):
+                held.append(event)
+            else:
+                send(sender, peer, event)
+
+        self.send = hold  # type: ignore[method-assign]
+        self._cut_off({leader.node_id, ally})
+        for _ in range(40):
+            leader.propose(trim_command(0), lambda _: None)
+        self.clock.run_until(self.clock.now + 6)
+        self.network.cut(set())
+        self._demand_progress("after a minority wrote for itself")
+        self.send = send  # type: ignore[method-assign]
+        for _ in range(20):
+            now_leading = self.operator.leader()
+            if now_leading is leader:
+                break
+            if now_leading is not None:
+                now_leading.transfer(leader.node_id, lambda _: None)
+            self.clock.run_until(self.clock.now + 1)
+        self._cut_off({leader.node_id, others[1]})
+        for event in held:
+            leader.take(event)
+        self.clock.run_until(self.clock.now + 1)
+        self.network.cut(set())
+        self._demand_progress("after late answers")
+
+    def _cut_off(self, side: set[NodeId], *, one_way: bool = False) -> None:
+        links = {(a, b) for a in self.nodes for b in self.nodes if (a in side) != (b in side)}
+        self.network.cut({(a, b) for a, b in links if a in side} if one_way else links)
+
+    def _describe(self) -> str:
+        lines = []
+        for node in self.nodes.values():
+            engine, store = node.engine, node.disk
+            state = "removed" if node.removed else "alive" if node.alive else "dead"
+            lines.append(
+                f"{node.node_id} {state} term={engine.term} leader={engine.leader} leads={engine.is_leader}"
+                f" base={store.base_index} last={store.last_index} commit={engine.commit} applied={engine.applied}"
+                f" voters={sorted(engine.members.voters)} learners={sorted(engine.members.learners)}"
+            )
+        waiting = {producer.producer_id: len(producer.window) for producer in self.producers}
+        return "\n  ".join([f"waiting={waiting} replacing={self.operator.replacing}", *lines])
