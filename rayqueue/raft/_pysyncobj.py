@@ -210,7 +210,10 @@ class StockRaft(SyncObj):  # type: ignore[misc]  # pysyncobj has no types
         return False
 
     def _SyncObj__getEntries(  # noqa: N802
-        self, fromIDx: int, count: int | None = None, maxSizeBytes: int | None = None  # noqa: N803
+        self,
+        fromIDx: int,  # noqa: N803
+        count: int | None = None,
+        maxSizeBytes: int | None = None,  # noqa: N803
     ) -> list[tuple[bytes, int, int]]:
         # The only stock caller left asks for one entry's term before it commits it.
         if count != 1:

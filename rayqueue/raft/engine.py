@@ -93,9 +93,7 @@ class Ready:
 class RaftEngine(StockRaft):
     """One replica's part in its group."""
 
-    def __init__(
-        self, store: LogStore, machine: StateMachine, settings: RaftSettings, rng: Random, now: float
-    ) -> None:
+    def __init__(self, store: LogStore, machine: StateMachine, settings: RaftSettings, rng: Random, now: float) -> None:
         self.store = store
         self.machine = machine
         self.settings = settings
@@ -132,7 +130,9 @@ class RaftEngine(StockRaft):
     def bootstrap(store: LogStore, members: Members) -> None:
         """Write a new group's first membership. Once in a group's life, the same at each first member."""
         if store.last_index or store.hard.term or store.get(Table.MEMBERS, _index_key(Index(0))):
-            raise MembershipError(f"{store.group_id} exists already at {store.node_id}; it cannot be bootstrapped again")
+            raise MembershipError(
+                f"{store.group_id} exists already at {store.node_id}; it cannot be bootstrapped again"
+            )
         store.put(Table.MEMBERS, _index_key(Index(0)), members.encode())
         store.sync()
 
@@ -537,9 +537,7 @@ class RaftEngine(StockRaft):
     def _replicate(self) -> None:
         if self._leadership is not None:
             reachable = self.members.everyone - self._unreachable
-            self._ready.early.extend(
-                self._leadership.outgoing(self.commit, self.now, self._heartbeat_due, reachable)
-            )
+            self._ready.early.extend(self._leadership.outgoing(self.commit, self.now, self._heartbeat_due, reachable))
         self._heartbeat_due = False
 
     def _finish_confirmations(self) -> None:

@@ -233,7 +233,7 @@ class Replica:
             while not self._closing:
                 self._turn()
             self._end()
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001  # whatever it is, this replica must not go on
             _log.critical("%s stops: %s", self._name(), error, exc_info=True)
             self._closing = True
             self._on_fatal(error)
@@ -251,10 +251,10 @@ class Replica:
         for peer, message in ready.early:
             transport.send(peer, message)
         self._finish(ready.done)
-        if store.must_sync or self._read_only or (store.dirty and not events and not had_calls):
-            if not self._sync():
-                self._publish()
-                return
+        sync_now = store.must_sync or self._read_only or (store.dirty and not events and not had_calls)
+        if sync_now and not self._sync():
+            self._publish()
+            return  # what ready.late promises is not on disk
         for peer, message in ready.late:
             transport.send(peer, message)
         self._publish()
@@ -297,7 +297,9 @@ class Replica:
             pending = self._waiting.popleft()
             if not pending.answered:
                 seconds = self._append_timeout_s
-                self._answer(pending, AppendTimeoutError(f"no majority confirmed it within {seconds} s; outcome unknown"))
+                self._answer(
+                    pending, AppendTimeoutError(f"no majority confirmed it within {seconds} s; outcome unknown")
+                )
         self._flush_answers()
 
     def _answer(self, pending: _Pending, result: Any) -> None:

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from tests.sim.checker import Broken
+from tests.sim.checker import BrokenError
 from tests.sim.world import World
 
 CHUNK = 25
@@ -41,9 +41,9 @@ class Result:
 def run_seed(seed: int) -> Result:
     try:
         outcome = World(seed).run()
-    except Broken as broken:
+    except BrokenError as broken:
         return Result(seed, 0, 0, broken.kind, str(broken))
-    except Exception:
+    except Exception:  # noqa: BLE001
         # The engine stopped itself rather than diverge. Nothing diverged, but it must not happen either.
         return Result(seed, 0, 0, "lost", traceback.format_exc())
     return Result(seed, outcome.acked, outcome.snapshots, None, "")

@@ -20,15 +20,16 @@ from typing import TYPE_CHECKING
 from rayqueue.ids import GroupId, Index, NodeId
 from rayqueue.log.memory_store import MemoryStore
 from rayqueue.log.store import Entry, Table
-from rayqueue.partition import Partition
+from rayqueue.partition import Appended, Partition
 from rayqueue.raft.members import Members
-from rayqueue.records import BATCH_TAG, BatchHeader
+from rayqueue.records import BatchHeader
 
 if TYPE_CHECKING:
     from tests.sim.node import SimNode
     from tests.sim.world import World
 
-class Broken(AssertionError):
+
+class BrokenError(AssertionError):
     """An invariant does not hold. ``kind`` is what the campaign counts it as."""
 
     def __init__(self, kind: str, text: str) -> None:
@@ -60,7 +61,7 @@ class Checker:
         if engine.is_leader:
             first = self.leaders.setdefault(engine.term, node.node_id)
             if first != node.node_id:
-                raise Broken("lost", f"{first} and {node.node_id} both lead term {engine.term}")
+                raise BrokenError("lost", f"{first} and {node.node_id} both lead term {engine.term}")
         self.watch_commit(node)
 
     def after_sync(self, node: SimNode) -> None:
@@ -76,7 +77,7 @@ class Checker:
             entry = store.entry(index)
             known = self.committed.setdefault(index, entry)
             if (known.term, known.crc) != (entry.term, entry.crc):
-                raise Broken(
+                raise BrokenError(
                     "lost",
                     f"{node.node_id} committed entry {index} of term {entry.term}, somebody else one of {known.term}",
                 )
@@ -90,32 +91,31 @@ class Checker:
             return
         known = self.committed[index]
         if node.disk.term_at(index) != known.term:
-            raise Broken("lost", f"new leader {node.node_id} lacks committed entry {index} of term {known.term}")
+            raise BrokenError("lost", f"new leader {node.node_id} lacks committed entry {index} of term {known.term}")
 
     def acknowledged(self, node: SimNode, ack: Ack) -> None:
         known = self.acks.setdefault((ack.producer_id, ack.sequence), ack)
         if known != ack:
-            raise Broken("lost", f"two answers for one batch: {known} and {ack}")
+            raise BrokenError("lost", f"two answers for one batch: {known} and {ack}")
         # The entry that holds the batch: the answer's own row says which.
         row = node.machine.locate(ack.base_offset)
         if row is None:
             return  # trimmed already
         entry = self.committed.get(row)
         if entry is None:
-            raise Broken("lost", f"{ack} was acknowledged by {node.node_id} before it was committed")
+            raise BrokenError("lost", f"{ack} was acknowledged by {node.node_id} before it was committed")
         self.acked_index = max(self.acked_index, row)
         holders = [
             other.node_id
             for other in self.world.nodes.values()
-            if (stored := other.disk.disk.entries.get(row)) is not None
-            and stored.term == entry.term
-            or other.disk.disk.base_index >= row
+            if other.disk.disk.base_index >= row
+            or ((stored := other.disk.disk.entries.get(row)) is not None and stored.term == entry.term)
         ]
         # A membership that is in the log but came after the commit does not count against it.
         memberships = [Members.decode(row) for _, row in node.disk.scan(Table.MEMBERS, reverse=True)][:2]
         if not any(members.is_majority(holders) for members in memberships):
             voters = sorted(memberships[0].voters)
-            raise Broken("lost", f"{ack} was acknowledged, but only {holders} of {voters} have it on disk")
+            raise BrokenError("lost", f"{ack} was acknowledged, but only {holders} of {voters} have it on disk")
 
     # -- after healing --------------------------------------------------------------------
 
@@ -127,28 +127,28 @@ class Checker:
         for index in range(1, last + 1):
             entry = self.committed.get(Index(index))
             if entry is None:
-                raise Broken("lost", f"nobody remembers committed entry {index} of {last}")
+                raise BrokenError("lost", f"nobody remembers committed entry {index} of {last}")
             reference.append([entry])
             if entry.payload[0] < 4:
                 continue
             result = machine.apply(Index(index), entry.payload)
-            if entry.payload[0] == BATCH_TAG and not isinstance(result, Exception) and not result.duplicate:
+            if isinstance(result, Appended) and not result.duplicate:
                 accepted.append((result.base_offset, BatchHeader.parse(entry.payload)))
         expected = machine.checkpoint()
         for node in nodes:
             if node.engine.applied != last:
-                raise Broken("stuck", f"{node.node_id} applied {node.engine.applied} of {last}")
+                raise BrokenError("stuck", f"{node.node_id} applied {node.engine.applied} of {last}")
             if node.machine.checkpoint() != expected:
-                raise Broken("lost", f"{node.node_id} has another state than the log gives")
+                raise BrokenError("lost", f"{node.node_id} has another state than the log gives")
             self._check_rows(node, reference)
         self._check_acks(accepted)
 
     def _check_rows(self, node: SimNode, reference: MemoryStore) -> None:
         if node.machine.first_needed() <= node.disk.base_index:
-            raise Broken("lost", f"{node.node_id} trimmed what readers may still ask for")
+            raise BrokenError("lost", f"{node.node_id} trimmed what readers may still ask for")
         for table in (Table.OFFSETS, Table.PRODUCERS, Table.GROUPS):
             if list(node.disk.scan(table)) != list(reference.scan(table)):
-                raise Broken("lost", f"{node.node_id} has other {table.name} than the log gives")
+                raise BrokenError("lost", f"{node.node_id} has other {table.name} than the log gives")
 
     def _check_acks(self, accepted: list[tuple[int, BatchHeader]]) -> None:
         where: dict[tuple[int, int], int] = {}
@@ -157,14 +157,14 @@ class Checker:
         for base_offset, header in accepted:
             key = (header.producer_id, header.sequence)
             if key in where:
-                raise Broken("lost", f"batch {key} is there twice, at {where[key]} and {base_offset}")
+                raise BrokenError("lost", f"batch {key} is there twice, at {where[key]} and {base_offset}")
             if base_offset != offset:
-                raise Broken("lost", f"offsets are not dense: {base_offset} follows {offset}")
+                raise BrokenError("lost", f"offsets are not dense: {base_offset} follows {offset}")
             if header.sequence <= newest.get(header.producer_id, -1):
-                raise Broken("lost", f"batch {key} is out of its producer's order")
+                raise BrokenError("lost", f"batch {key} is out of its producer's order")
             where[key] = base_offset
             newest[header.producer_id] = header.sequence
             offset += header.count
         for key, ack in self.acks.items():
             if where.get(key) != ack.base_offset:
-                raise Broken("lost", f"{ack} was acknowledged and is at {where.get(key)} now")
+                raise BrokenError("lost", f"{ack} was acknowledged and is at {where.get(key)} now")

@@ -174,7 +174,7 @@ MUTATIONS = (
         RaftEngine,
         "_is_new_vote",
         lambda engine, sender: True,
-        frozenset({"duplicate", "slow", "reorder", "kill", "power_loss"}),
+        frozenset({"duplicate", "kill"}),
         size=5,
     ),
     Mutation(
@@ -247,6 +247,7 @@ MUTATIONS = (
         *("confirm", "partition", "pause", "one_way"),
     ),
 )
+
 
 @contextmanager
 def lying_disk() -> Iterator[None]:

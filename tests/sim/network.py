@@ -25,7 +25,7 @@ class Clock:
     def after(self, delay: float, action: Callable[[], None]) -> None:
         self.at(self.now + delay, action)
 
-    def run_until(self, end: float, stop: Callable[[], bool] | None = None, max_events: int = 400_000) -> bool:
+    def run_until(self, end: float, stop: Callable[[], bool] | None = None, max_events: int = 150_000) -> bool:
         """Let everything up to ``end`` happen, or until ``stop`` says so. True if it did."""
         for _ in range(max_events):
             if not self._heap or self._heap[0][0] > end:

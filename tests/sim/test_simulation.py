@@ -47,6 +47,6 @@ def _first_failure(faults: frozenset[str], size: int | None) -> int | None:
     for seed in range(MUTATION_SCHEDULES):
         try:
             World(seed, faults, size).run()
-        except Exception:
+        except Exception:  # noqa: BLE001  # the engine may stop itself in any way
             return seed
     return None

@@ -5,12 +5,14 @@ producers write. Then everything heals, and progress is demanded. Last, where
 the seed says so, a replica is cut off from the healthy group and comes back,
 which must disturb nobody; or one message of a long catch-up is lost, which
 must not make the leader send everything again and again; or answers to a
-leadership that is over arrive in the next one of the same replica.
+leadership that is over arrive in the next one of the same replica; or two
+candidates divide the votes, and every vote arrives twice.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from random import Random
 
 from rayqueue.config import RaftSettings
@@ -18,9 +20,9 @@ from rayqueue.ids import GroupId, NodeId
 from rayqueue.log.memory_store import MemoryStore
 from rayqueue.partition import PartitionSettings, trim_command
 from rayqueue.raft.members import Members
-from rayqueue.raft.messages import InstallSnapshot
+from rayqueue.raft.messages import InstallSnapshot, PreVote, PreVoteReply, RequestVote, VoteReply
 from rayqueue.raft.transport import Event, Received
-from tests.sim.checker import Broken, Checker
+from tests.sim.checker import BrokenError, Checker
 from tests.sim.clients import Operator, SimProducer
 from tests.sim.network import Clock, Network, Weather
 from tests.sim.node import SimNode, peer_back, peer_gone
@@ -120,7 +122,7 @@ class World:
         """The kernel closes a dead process's sockets, and most peers hear of it."""
         for other in self.nodes.values():
             if other is not node and self.rng.random() < 0.7 and not self.network.is_cut(node.node_id, other.node_id):
-                self.clock.after(self.rng.uniform(0.0005, 0.01), lambda other=other: self._report_dead(node, other))
+                self.clock.after(self.rng.uniform(0.0005, 0.01), partial(self._report_dead, node, other))
 
     def _report_dead(self, node: SimNode, other: SimNode) -> None:
         if not node.alive:  # a connection that stands again hides that it was broken
@@ -137,7 +139,7 @@ class World:
         node.start()
         for other in self.nodes.values():
             if other is not node:
-                self.clock.after(self.rng.uniform(0.001, 0.05), lambda other=other: self._report_back(node, other))
+                self.clock.after(self.rng.uniform(0.001, 0.05), partial(self._report_back, node, other))
 
     def add_node(self, node_id: NodeId) -> SimNode:
         self.nodes[node_id] = SimNode(self, node_id, None)
@@ -240,13 +242,13 @@ class World:
             self.clock.at(self.rng.uniform(self.clock.now, SAFETY_S), self._weather)
         for producer in self.producers:
             for _ in range(8):
-                self.clock.at(
-                    self.rng.uniform(self.clock.now, SAFETY_S),
-                    lambda producer=producer: producer.want(self.rng.randint(1, 4)),
-                )
+                when = self.rng.uniform(self.clock.now, SAFETY_S)
+                self.clock.at(when, partial(producer.want, self.rng.randint(1, 4)))
         self.clock.run_until(SAFETY_S)
         self._heal()
-        ending = self.rng.choice((None, self._return_of_a_replica, self._one_lost_message, self._late_answers))
+        ending = self.rng.choice(
+            (None, self._return_of_a_replica, self._one_lost_message, self._late_answers, self._split_vote)
+        )
         if ending is not None:
             ending()
         members = self._members()
@@ -256,7 +258,7 @@ class World:
     def _members(self) -> list[SimNode]:
         leader = self.operator.leader()
         if leader is None:
-            raise Broken("stuck", "no leader")
+            raise BrokenError("stuck", "no leader")
         return [self.nodes[node_id] for node_id in sorted(leader.engine.members.everyone)]
 
     def _heal(self) -> None:
@@ -274,7 +276,7 @@ class World:
 
     def _demand_progress(self, when: str) -> None:
         if not self.clock.run_until(self.clock.now + HEAL_S, self._settled):
-            raise Broken("stuck", f"no progress {when}: {self._describe()}")
+            raise BrokenError("stuck", f"no progress {when}: {self._describe()}")
 
     def _settled(self) -> bool:
         if not all(producer.idle for producer in self.producers) or self.operator.replacing is not None:
@@ -283,10 +285,8 @@ class World:
         if leader is None:
             return False
         last = leader.disk.last_index
-        return all(
-            node is not None and node.alive and node.engine.applied == node.engine.commit == node.disk.last_index == last
-            for node in (self.nodes.get(node_id) for node_id in leader.engine.members.everyone)
-        )
+        members = [self.nodes[node_id] for node_id in leader.engine.members.everyone]
+        return all(node.alive and node.engine.applied == node.disk.last_index == last for node in members)
 
     def _return_of_a_replica(self) -> None:
         """Cut one follower off a healthy group for a while: nobody else may notice, then or when it is back."""
@@ -305,11 +305,13 @@ class World:
         self.network.cut(set())
         self.clock.run_until(self.clock.now + 4)
         if leader.engine.term != term or not leader.engine.is_leader:
-            raise Broken("stuck", f"{away} came back and deposed {leader.node_id}, which led term {term} in health")
+            raise BrokenError(
+                "stuck", f"{away} came back and deposed {leader.node_id}, which led term {term} in health"
+            )
         self._demand_progress("after a replica came back")
 
     def _one_lost_message(self) -> None:
-        """Lose the first message of a full window: what follows it is refused, and must be sent once more, not often."""
+        """Lose the first message of a full window: what follows it is refused, and must be sent once more, no more."""
         leader = self.operator.leader()
         assert leader is not None
         followers = sorted(leader.engine.members.voters - {leader.node_id})
@@ -336,7 +338,9 @@ class World:
         self.send = send  # type: ignore[method-assign]
         needed = leader.disk.last_index - first + 1
         if len(sent) > 3 * needed:
-            raise Broken("stuck", f"one lost message made the leader send {len(sent)} entries where {needed} were new")
+            raise BrokenError(
+                "stuck", f"one lost message made the leader send {len(sent)} entries where {needed} were new"
+            )
 
     def _late_answers(self) -> None:
         """A leader, cut off with one follower, writes what nobody will commit. It is deposed, follows, leads again,
@@ -377,6 +381,36 @@ class World:
         self.clock.run_until(self.clock.now + 1)
         self.network.cut(set())
         self._demand_progress("after late answers")
+
+    def _split_vote(self) -> None:
+        """The leader dies, and two replicas hear so late of each other that both stand for the same term."""
+        leader = self.operator.leader()
+        assert leader is not None
+        voters = sorted(leader.engine.members.voters - {leader.node_id})
+        if len(voters) < 2:
+            return
+        candidates = self.rng.sample(voters, 2)
+        send = self.send
+
+        def slowly(sender: NodeId, peer: NodeId, event: Event) -> None:
+            message = event.message if isinstance(event, Received) else None
+            if isinstance(message, PreVote) and sender not in candidates:
+                return
+            if isinstance(message, PreVoteReply | RequestVote):
+                self.clock.after(self.rng.uniform(0.2, 0.4), partial(send, sender, peer, event))
+                return
+            send(sender, peer, event)
+            if isinstance(message, VoteReply):
+                send(sender, peer, event)
+
+        self.send = slowly  # type: ignore[method-assign]
+        leader.kill()
+        for other in self.nodes.values():
+            self._report_dead(leader, other)
+        self.clock.run_until(self.clock.now + 3)
+        self.send = send  # type: ignore[method-assign]
+        self.restart(leader)
+        self._demand_progress("after a divided vote")
 
     def _cut_off(self, side: set[NodeId], *, one_way: bool = False) -> None:
         links = {(a, b) for a in self.nodes for b in self.nodes if (a in side) != (b in side)}

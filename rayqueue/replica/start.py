@@ -1,0 +1,85 @@
+"""From settings to a running replica.
+
+The one place where the settings of a process are handed to the parts. Making
+a replica's data and finding it again are two different calls: a replica whose
+disk was lost must not quietly begin anew under its old id, for it may have
+voted and acknowledged (``StoreMissingError`` says so).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from rayqueue.config import Settings
+from rayqueue.errors import ConfigError
+from rayqueue.ids import GroupId, NodeId
+from rayqueue.log.lmdb_store import LmdbOptions, LmdbStore
+from rayqueue.partition import PartitionSettings
+from rayqueue.raft.engine import RaftEngine
+from rayqueue.raft.members import Members
+from rayqueue.raft.tcp import TcpTransport, TlsContexts, tls_contexts
+from rayqueue.replica.replica import Deliver, Replica
+
+
+def create_replica(path: Path, group_id: GroupId, node_id: NodeId, members: Members | None, settings: Settings) -> None:
+    """Make a replica's data: one of a new group's first ``members``, or with None one that will be added to a group."""
+    store = LmdbStore.create(path, group_id, node_id, _lmdb_options(settings))
+    try:
+        if members is not None:
+            RaftEngine.bootstrap(store, members)
+    finally:
+        store.close()
+
+
+def start_replica(
+    path: Path,
+    group_id: GroupId,
+    node_id: NodeId,
+    settings: Settings,
+    *,
+    host: str = "127.0.0.1",
+    partition: PartitionSettings | None = None,
+    deliver: Deliver | None = None,
+    on_fatal: Callable[[BaseException], None],
+) -> Replica:
+    """Run the replica whose data is at ``path``. It listens on a free port of ``host``; see its status for which."""
+    secret = settings.transport.secret
+    if secret is None:
+        raise ConfigError("replicas share a secret: set transport.secret, the same for all of them")
+    store = LmdbStore.open(path, group_id, node_id, _lmdb_options(settings))
+    try:
+        transport = TcpTransport(
+            node_id,
+            group_id,
+            secret.get_secret_value().encode(),
+            host,
+            settings=settings.transport,
+            tls=_tls(settings),
+        )
+    except BaseException:
+        store.close()
+        raise
+    return Replica(
+        store,
+        transport,
+        raft=settings.raft,
+        log=settings.log,
+        partition=partition,
+        deliver=deliver,
+        on_fatal=on_fatal,
+    )
+
+
+def _lmdb_options(settings: Settings) -> LmdbOptions:
+    log = settings.log
+    return LmdbOptions(
+        cache_bytes=log.cache_bytes, map_bytes=log.map_initial_bytes, map_step_bytes=log.map_growth_bytes
+    )
+
+
+def _tls(settings: Settings) -> TlsContexts | None:
+    transport = settings.transport
+    if transport.tls_cert_path is None or transport.tls_key_path is None:
+        return None
+    return tls_contexts(transport.tls_cert_path, transport.tls_key_path, transport.tls_ca_path)
