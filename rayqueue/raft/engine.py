@@ -277,7 +277,7 @@ class RaftEngine(StockRaft):
 
     def election_timeout_s(self) -> float:
         if self._hurried_elections > 0:
-            return self._rng.uniform(0, self.settings.fast_election_max_ms / 1000)
+            return self._rng.uniform(1, 2) * self.settings.fast_election_max_ms / 1000
         return self._rng.uniform(self.settings.election_timeout_min_ms, self.settings.election_timeout_max_ms) / 1000
 
     @property
@@ -292,7 +292,7 @@ class RaftEngine(StockRaft):
         self.leader = None
         self._leader_heard = _NEVER
         self._hurried_elections = self.settings.fast_election_rounds
-        self.election_deadline = self.now + self.election_timeout_s()
+        self.election_deadline = self.now + self._rng.uniform(0, self.settings.fast_election_max_ms / 1000)
 
     def _loyal(self) -> bool:
         """True while a leader lives: then candidates are refused, so that a replica that comes back disturbs nobody."""

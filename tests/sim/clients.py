@@ -154,12 +154,12 @@ class Operator:
             if others:
                 leader.transfer(self.world.rng.choice(others), _nothing)
 
-    def confirm(self) -> None:
+    def confirm(self, asked: SimNode | None = None) -> None:
         """Whoever believes to lead is asked to prove it; if it can, it must know all that was acknowledged."""
         believers = [node for node in self.world.nodes.values() if node.alive and node.engine.is_leader]
-        if not believers:
+        node = asked or (self.world.rng.choice(believers) if believers else None)
+        if node not in believers:
             return
-        node = self.world.rng.choice(believers)
         known = self.world.checker.acked_index
 
         def answer(result: Any) -> None:

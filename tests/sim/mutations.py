@@ -34,6 +34,10 @@ class Mutation:
     replacement: Any
     faults: frozenset[str]
     size: int | None = None
+    ending: str | None = None
+
+    def world(self, seed: int) -> World:
+        return World(seed, self.faults, self.size, self.ending)
 
     @contextmanager
     def active(self) -> Iterator[None]:
@@ -139,8 +143,10 @@ def _readable(disk: MemoryDisk) -> MemoryDisk:
     return disk
 
 
-def _engine(name: str, finding: str, attribute: str, replacement: Callable[..., Any], *faults: str) -> Mutation:
-    return Mutation(name, finding, RaftEngine, attribute, replacement, frozenset(faults))
+def _engine(
+    name: str, finding: str, attribute: str, replacement: Callable[..., Any], *faults: str, ending: str | None = None
+) -> Mutation:
+    return Mutation(name, finding, RaftEngine, attribute, replacement, frozenset(faults), ending=ending)
 
 
 MUTATIONS = (
@@ -160,6 +166,7 @@ MUTATIONS = (
         lambda engine, reply: True,
         frozenset({"transfer"}),
         size=5,
+        ending="late_answers",
     ),
     _engine(
         "commit_as_told",
@@ -176,6 +183,7 @@ MUTATIONS = (
         lambda engine, sender: True,
         frozenset({"duplicate", "kill"}),
         size=5,
+        ending="split_vote",
     ),
     Mutation(
         "endless_resets",
@@ -183,7 +191,8 @@ MUTATIONS = (
         Progress,
         "refused",
         _refuse_always,
-        frozenset({"drop", "slow", "reorder", "duplicate", "kill", "trim"}),
+        frozenset({"drop", "kill"}),
+        ending="lost_message",
     ),
     _engine(
         "send_before_sync",
@@ -206,8 +215,8 @@ MUTATIONS = (
         _self_removal,
         *("members", "kill", "partition", "drop"),
     ),
-    _engine("no_pre_vote", "no pre-vote", "_start_pre_vote", _no_pre_vote, "partition"),
-    _engine("no_loyalty", "no sticky leader", "_loyal", lambda engine: False, "partition"),
+    _engine("no_pre_vote", "no pre-vote", "_start_pre_vote", _no_pre_vote, "partition", ending="return"),
+    _engine("no_loyalty", "no sticky leader", "_loyal", lambda engine: False, "partition", ending="return"),
     _engine("trim_applied", "stock compaction drops the messages", "maintain", _trim_applied, "trim", "kill"),
     Mutation(
         "replay_everything",
@@ -245,6 +254,7 @@ MUTATIONS = (
         "_finish_confirmations",
         _confirm_unasked,
         *("confirm", "partition", "pause", "one_way"),
+        ending="deposed",
     ),
 )
 

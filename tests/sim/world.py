@@ -6,7 +6,8 @@ the seed says so, a replica is cut off from the healthy group and comes back,
 which must disturb nobody; or one message of a long catch-up is lost, which
 must not make the leader send everything again and again; or answers to a
 leadership that is over arrive in the next one of the same replica; or two
-candidates divide the votes, and every vote arrives twice.
+candidates divide the votes, and every vote arrives twice; or a leader that
+was replaced without noticing is asked whether it still leads.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from rayqueue.ids import GroupId, NodeId
 from rayqueue.log.memory_store import MemoryStore
 from rayqueue.partition import PartitionSettings, trim_command
 from rayqueue.raft.members import Members
-from rayqueue.raft.messages import InstallSnapshot, PreVote, PreVoteReply, RequestVote, VoteReply
+from rayqueue.raft.messages import AppendEntries, InstallSnapshot, PreVote, PreVoteReply, RequestVote, VoteReply
 from rayqueue.raft.transport import Event, Received
 from tests.sim.checker import BrokenError, Checker
 from tests.sim.clients import Operator, SimProducer
@@ -59,10 +60,13 @@ class Outcome:
 
 
 class World:
-    """One seed's universe. ``faults`` and ``size`` narrow what may happen; None lets the seed draw."""
+    """One seed's universe. ``faults``, ``size`` and ``ending`` narrow what may happen; None lets the seed draw."""
 
-    def __init__(self, seed: int, faults: frozenset[str] | None = None, size: int | None = None) -> None:
+    def __init__(
+        self, seed: int, faults: frozenset[str] | None = None, size: int | None = None, ending: str | None = None
+    ) -> None:
         self.seed = seed
+        self.ending = ending
         self.rng = Random(seed)
         self.clock = Clock()
         self.network = Network(self.clock, self.rng)
@@ -246,11 +250,16 @@ class World:
                 self.clock.at(when, partial(producer.want, self.rng.randint(1, 4)))
         self.clock.run_until(SAFETY_S)
         self._heal()
-        ending = self.rng.choice(
-            (None, self._return_of_a_replica, self._one_lost_message, self._late_answers, self._split_vote)
-        )
-        if ending is not None:
-            ending()
+        endings = {
+            "none": lambda: None,
+            "return": self._return_of_a_replica,
+            "lost_message": self._one_lost_message,
+            "late_answers": self._late_answers,
+            "split_vote": self._split_vote,
+            "deposed": self._deposed_leader_is_asked,
+        }
+        drawn = self.rng.choice(sorted(endings))
+        endings[self.ending or drawn]()
         members = self._members()
         self.checker.finally_agree(members)
         return Outcome(self.seed, len(self.checker.acks), self.checker.last_committed, self.snapshots)
@@ -396,8 +405,9 @@ class World:
             message = event.message if isinstance(event, Received) else None
             if isinstance(message, PreVote) and sender not in candidates:
                 return
-            if isinstance(message, PreVoteReply | RequestVote):
-                self.clock.after(self.rng.uniform(0.2, 0.4), partial(send, sender, peer, event))
+            if isinstance(message, PreVoteReply | RequestVote | AppendEntries):
+                delay = 0.3 if isinstance(message, AppendEntries) else self.rng.uniform(0.05, 0.1)
+                self.clock.after(delay, partial(send, sender, peer, event))
                 return
             send(sender, peer, event)
             if isinstance(message, VoteReply):
@@ -411,6 +421,25 @@ class World:
         self.send = send  # type: ignore[method-assign]
         self.restart(leader)
         self._demand_progress("after a divided vote")
+
+    def _deposed_leader_is_asked(self) -> None:
+        leader = self.operator.leader()
+        assert leader is not None
+        if len(leader.engine.members.voters) < 3:
+            return
+        self._cut_off({leader.node_id})
+        for other in self.nodes.values():
+            if other is not leader:
+                other.take(peer_gone(leader, True))  # a broken connection looks like this
+        for producer in self.producers:
+            producer.target = None
+            producer.want(4)
+        for _ in range(15):
+            self.clock.run_until(self.clock.now + 0.1)
+            self.operator.confirm(leader)
+        self.clock.run_until(self.clock.now + 3)
+        self.network.cut(set())
+        self._demand_progress("after a leader was replaced")
 
     def _cut_off(self, side: set[NodeId], *, one_way: bool = False) -> None:
         links = {(a, b) for a in self.nodes for b in self.nodes if (a in side) != (b in side)}
