@@ -21,9 +21,10 @@ What must be durable before what is sent:
   itself as one of the majority only in a later step, after its own ``sync``.
 
 PySyncObj (``_pysyncobj.StockRaft``) runs elections, commit and step-down. The
-remedies of DESIGN §4 are here and in the modules this one uses: ``follower``
-(never truncate a match), ``progress`` (probe, then pipeline), ``leadership``
-(nothing outlives its term), ``members`` (one change at a time).
+remedies of DESIGN §4 are here and in the modules this one uses: ``election``
+(pre-vote, loyalty, one vote each), ``follower`` (never truncate a match),
+``progress`` (probe, then pipeline), ``leadership`` (nothing outlives its term),
+``members`` (one change at a time).
 
 Any exception out of these methods is fatal: the caller ends the process.
 """
@@ -47,11 +48,11 @@ from rayqueue.errors import (
     RayQueueError,
     TransferFailedError,
 )
-from rayqueue.ids import Index, NodeId, Term
+from rayqueue.ids import Index, NodeId
 from rayqueue.log.store import Checkpoint, Entry, LogStore, Table
-from rayqueue.raft._pysyncobj import CANDIDATE, FOLLOWER, LEADER, MEMBERSHIP, NO_OP, StockRaft
+from rayqueue.raft._pysyncobj import FOLLOWER, LEADER, MEMBERSHIP, NO_OP
+from rayqueue.raft.election import Elections
 from rayqueue.raft.follower import Refused, accept
-from rayqueue.raft.journal import StoreJournal
 from rayqueue.raft.leadership import Leadership, Transfer
 from rayqueue.raft.machine import StateMachine
 from rayqueue.raft.members import Members
@@ -70,7 +71,6 @@ from rayqueue.raft.transport import Event, PeerDown, PeerUp, Received
 from rayqueue.records.checksum import entry_crc
 
 _MEMBERSHIP_TAG = bytes([MEMBERSHIP])
-_NEVER = float("-inf")
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,23 +90,12 @@ class Ready:
     done: list[Done] = field(default_factory=list)
 
 
-class RaftEngine(StockRaft):
+class RaftEngine(Elections):
     """One replica's part in its group."""
 
     def __init__(self, store: LogStore, machine: StateMachine, settings: RaftSettings, rng: Random, now: float) -> None:
-        self.store = store
         self.machine = machine
-        self.settings = settings
-        self.node_id = store.node_id
-        self._rng = rng
-        self._hurried_elections = 0
         self._leadership: Leadership | None = None
-        self._leader_heard = _NEVER
-        self._pre_votes: set[NodeId] = set()
-        self._pre_vote_term = Term(0)
-        self._campaign = False  # an election is wanted at the next tick, and allowed
-        self._transferred = False  # the election was asked for by the leader itself
-        self._votes: set[NodeId] = set()
         self._heartbeat_due = False
         self._proposals: list[tuple[bytes, Any]] = []
         self._confirms: list[Any] = []
@@ -115,14 +104,7 @@ class RaftEngine(StockRaft):
         self._durable = store.last_index
         self._bytes_since_checkpoint = 0
         self._ready = Ready()
-        super().__init__(
-            store.node_id,
-            StoreJournal(store),
-            store.applied,
-            now,
-            heartbeat_s=settings.heartbeat_ms / 1000,
-            fallback_s=settings.leader_fallback_ms / 1000,
-        )
+        super().__init__(store, settings, rng, now)
         self.members = self._stored_members(store.last_index)
         self._use_members(self.members)
 
@@ -137,10 +119,6 @@ class RaftEngine(StockRaft):
         store.sync()
 
     # -- what the outside may ask ---------------------------------------------------
-
-    @property
-    def is_leader(self) -> bool:
-        return self._leadership is not None
 
     @property
     def busy(self) -> bool:
@@ -273,134 +251,13 @@ class RaftEngine(StockRaft):
             self.set_role(FOLLOWER)
             self.leader = None
 
-    # -- elections -----------------------------------------------------------------------
-
-    def election_timeout_s(self) -> float:
-        if self._hurried_elections > 0:
-            return self._rng.uniform(1, 2) * self.settings.fast_election_max_ms / 1000
-        return self._rng.uniform(self.settings.election_timeout_min_ms, self.settings.election_timeout_max_ms) / 1000
-
-    @property
-    def _only_voter(self) -> bool:
-        return self.members.voters == {self.node_id}
-
-    def _may_campaign(self) -> bool:
-        return self.node_id in self.members.voters and self.store.damaged is None
-
-    def _leader_died(self) -> None:
-        """Nobody needs to wait for a timeout to learn what is known. A few quick rounds, then the usual pace."""
-        self.leader = None
-        self._leader_heard = _NEVER
-        self._hurried_elections = self.settings.fast_election_rounds
-        self.election_deadline = self.now + self._rng.uniform(0, self.settings.fast_election_max_ms / 1000)
-
-    def _loyal(self) -> bool:
-        """True while a leader lives: then candidates are refused, so that a replica that comes back disturbs nobody."""
-        return self.is_leader or self.now - self._leader_heard < self.settings.election_timeout_min_ms / 1000
-
-    def _prepare_election(self) -> None:
-        """The stock engine starts an election once its deadline has passed; here that deadline is guarded."""
-        if self.is_leader or self.election_deadline >= self.now:
-            return
-        if not self._may_campaign():
-            self._postpone_election()
-        elif not self._campaign:
-            self._start_pre_vote()
-
-    def _postpone_election(self) -> None:
-        self._campaign = self._transferred = False
-        self.election_deadline = self.now + self.election_timeout_s()
-
-    def _start_pre_vote(self) -> None:
-        self.leader = None
-        self._hurried_elections = max(0, self._hurried_elections - 1)
-        self._pre_vote_term = Term(self.term + 1)
-        self._pre_votes = {self.node_id}
-        self.election_deadline = self.now + self.election_timeout_s()
-        for peer in sorted(self.members.voters - {self.node_id}):
-            self._late(peer, PreVote(self._pre_vote_term, self.store.last_index, self.store.last_term))
-        self._count_pre_votes()
-
-    def _count_pre_votes(self) -> None:
-        if self.members.is_majority(self._pre_votes):
-            self._campaign = True
-            self.election_deadline = _NEVER
-
-    def _on_pre_vote(self, sender: NodeId, message: PreVote) -> None:
-        granted = (
-            message.term > self.term
-            and not self._loyal()
-            and (message.last_term, message.last_index) >= (self.store.last_term, self.store.last_index)
-        )
-        self._late(sender, PreVoteReply(self.term, message.term, granted))
-
-    def _on_pre_vote_reply(self, sender: NodeId, message: PreVoteReply) -> None:
-        if message.granted and message.for_term == self._pre_vote_term == self.term + 1 and self.role != LEADER:
-            self._pre_votes.add(sender)
-            self._count_pre_votes()
-
-    def _on_request_vote(self, sender: NodeId, message: RequestVote) -> None:
-        if self._loyal() and not message.transfer:
-            return
-        if message.term < self.term:
-            self._late(sender, VoteReply(self.term, granted=False))
-        elif message.term == self.term and self.vote == sender:
-            self._late(sender, VoteReply(self.term, granted=True))  # the first answer was lost
-        else:
-            if message.term > self.term:
-                self._take_term(message.term)
-            self.stock_receive(
-                sender,
-                {
-                    "type": "request_vote",
-                    "term": message.term,
-                    "last_log_index": message.last_index,
-                    "last_log_term": message.last_term,
-                },
-            )
-
-    def _on_vote_reply(self, sender: NodeId, message: VoteReply) -> None:
-        if (
-            message.granted
-            and message.term == self.term
-            and self.role == CANDIDATE
-            and sender in self.members.voters
-            and self._is_new_vote(sender)
-        ):
-            self._votes.add(sender)
-            self.stock_receive(sender, {"type": "response_vote", "term": message.term})
-
-    def _is_new_vote(self, sender: NodeId) -> bool:
-        """The stock engine counts votes without looking whose they are."""
-        return sender not in self._votes
-
-    def _on_timeout_now(self, sender: NodeId, message: TimeoutNow) -> None:
-        if message.term == self.term and sender == self.leader and self._may_campaign():
-            self._campaign = self._transferred = True
-            self.election_deadline = _NEVER
-
-    def on_stock_message(self, peer: NodeId, message: dict[str, Any]) -> None:
-        match message["type"]:
-            case "request_vote":
-                self._late(
-                    peer,
-                    RequestVote(
-                        message["term"], message["last_log_index"], message["last_log_term"], self._transferred
-                    ),
-                )
-            case "response_vote":
-                self._late(peer, VoteReply(message["term"], granted=True))
-            case other:
-                raise InvariantBrokenError(f"the stock engine sent {other}")
+    # -- leading, and not any more ---------------------------------------------------------
 
     def on_role_change(self, role: int) -> None:
-        self._campaign = False
-        if role == CANDIDATE:
-            self._votes = {self.node_id}
+        super().on_role_change(role)
         if role == LEADER:
             peers = self.members.everyone - {self.node_id}
             self._leadership = Leadership(self.term, self.store, peers, self.settings)
-            self._hurried_elections = 0
         elif self._leadership is not None:
             self._lose_leadership(self._leadership)
 
@@ -417,14 +274,6 @@ class RaftEngine(StockRaft):
         if lost.transfer is not None:
             self._answer(lost.transfer.context, None)
         self._proposals, self._confirms = [], []
-
-    def _take_term(self, term: Term) -> None:
-        """Somebody is ahead of us: follow."""
-        self.set_term(term, None)
-        self.set_role(FOLLOWER)
-        self.leader = None
-        if self._campaign:
-            self._postpone_election()
 
     # -- messages ----------------------------------------------------------------------
 
@@ -450,36 +299,20 @@ class RaftEngine(StockRaft):
             case TimeoutNow():
                 self._on_timeout_now(sender, message)
 
-    def _follow(self, sender: NodeId, term: Term) -> bool:
-        """The sender says it leads ``term``. False if that is over."""
-        if term < self.term:
-            return False
-        if term > self.term:
-            self._take_term(term)
-        if self.is_leader:
-            raise InvariantBrokenError(f"{sender} and {self.node_id} both lead term {term}")
-        self.set_role(FOLLOWER)
-        self.leader = sender
-        self._leader_heard = self.now
-        self._hurried_elections = 0
-        if not self._transferred:
-            self._postpone_election()
-        return True
-
     def _on_append(self, sender: NodeId, message: AppendEntries) -> None:
         if not self._follow(sender, message.term):
-            self._late(sender, AppendReply(self.term, False, message.prev_index, Index(0), message.round))
+            self.send_after_sync(sender, AppendReply(self.term, False, message.prev_index, Index(0), message.round))
             return
         outcome = accept(self.store, message, self.commit)
         if isinstance(outcome, Refused):
-            self._late(sender, AppendReply(self.term, False, message.prev_index, outcome.hint, message.round))
+            self.send_after_sync(sender, AppendReply(self.term, False, message.prev_index, outcome.hint, message.round))
             return
         if outcome.truncated_from is not None:
             self._forget_members(outcome.truncated_from)
         for entry in outcome.appended:
             self._note_members(entry)
         self.commit = max(self.commit, self._verified_commit(message))
-        self._late(sender, AppendReply(self.term, True, message.prev_index, outcome.match, message.round))
+        self.send_after_sync(sender, AppendReply(self.term, True, message.prev_index, outcome.match, message.round))
 
     def _verified_commit(self, message: AppendEntries) -> Index:
         """The leader's commit index, but never past what this very message proved to match."""
@@ -499,14 +332,14 @@ class RaftEngine(StockRaft):
 
     def _on_snapshot(self, sender: NodeId, message: InstallSnapshot) -> None:
         if not self._follow(sender, message.term):
-            self._late(sender, AppendReply(self.term, False, message.index, Index(0), message.round))
+            self.send_after_sync(sender, AppendReply(self.term, False, message.index, Index(0), message.round))
             return
         if message.index > self.commit:
             if self.store.term_at(message.index) == message.index_term:
                 self.commit = message.index  # the log has it all; the checkpoint only says that it is committed
             else:
                 self._install(message)
-        self._late(sender, AppendReply(self.term, True, message.index, message.index, message.round))
+        self.send_after_sync(sender, AppendReply(self.term, True, message.index, message.index, message.round))
 
     def _install(self, message: InstallSnapshot) -> None:
         self.store.install(Checkpoint(message.index, message.index_term, message.members, message.state))
@@ -648,7 +481,7 @@ class RaftEngine(StockRaft):
         where = f"; ask {self.leader}" if self.leader else "; no leader is known yet, retry"
         return NotLeaderError(f"{self.node_id} does not lead{where}", leader=self.leader)
 
-    def _late(self, peer: NodeId, message: Message) -> None:
+    def send_after_sync(self, peer: NodeId, message: Message) -> None:
         self._ready.late.append((peer, message))
 
 

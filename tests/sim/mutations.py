@@ -197,7 +197,7 @@ MUTATIONS = (
     _engine(
         "send_before_sync",
         "journal not synced before any send",
-        "_late",
+        "send_after_sync",
         _send_before_sync,
         *("kill_in_sync", "power_loss", "kill"),
     ),

@@ -1,0 +1,212 @@
+"""Who leads: elections by PySyncObj, behind a pre-vote and loyalty to a living leader.
+
+PySyncObj starts an election when its deadline passes, counts the votes and
+keeps term and vote. Around that:
+
+- A replica asks first whether it would win (pre-vote) and only then raises its
+  term, so one that was away does not depose a healthy leader when it is back.
+- Whoever heard from a leader lately refuses candidates (loyalty), unless the
+  leader itself asked for the election (a transfer).
+- Votes count once per voter and term.
+- A leader known to be dead is replaced at once, without waiting for a timeout.
+"""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Any
+
+from rayqueue.config import RaftSettings
+from rayqueue.errors import InvariantBrokenError
+from rayqueue.ids import NodeId, Term
+from rayqueue.log.store import LogStore
+from rayqueue.raft._pysyncobj import CANDIDATE, FOLLOWER, LEADER, StockRaft
+from rayqueue.raft.journal import StoreJournal
+from rayqueue.raft.members import Members
+from rayqueue.raft.messages import Message, PreVote, PreVoteReply, RequestVote, TimeoutNow, VoteReply
+
+_NEVER = float("-inf")
+
+
+class Elections(StockRaft):
+    """The part of the engine that decides who leads. ``RaftEngine`` adds what a leader does."""
+
+    members: Members
+
+    def __init__(self, store: LogStore, settings: RaftSettings, rng: Random, now: float) -> None:
+        self.store = store
+        self.settings = settings
+        self.node_id = store.node_id
+        self._rng = rng
+        self._hurried_elections = 0
+        self._leader_heard = _NEVER
+        self._pre_votes: set[NodeId] = set()
+        self._pre_vote_term = Term(0)
+        self._campaign = False  # an election is wanted at the next tick, and allowed
+        self._transferred = False  # the election was asked for by the leader itself
+        self._votes: set[NodeId] = set()
+        super().__init__(
+            store.node_id,
+            StoreJournal(store),
+            store.applied,
+            now,
+            heartbeat_s=settings.heartbeat_ms / 1000,
+            fallback_s=settings.leader_fallback_ms / 1000,
+        )
+
+    @property
+    def is_leader(self) -> bool:
+        return self.role == LEADER
+
+    def send_after_sync(self, peer: NodeId, message: Message) -> None:
+        """Say something that is a promise, and so must wait for the disk."""
+        raise NotImplementedError
+
+    def election_timeout_s(self) -> float:
+        if self._hurried_elections > 0:
+            return self._rng.uniform(1, 2) * self.settings.fast_election_max_ms / 1000
+        return self._rng.uniform(self.settings.election_timeout_min_ms, self.settings.election_timeout_max_ms) / 1000
+
+    @property
+    def _only_voter(self) -> bool:
+        return self.members.voters == {self.node_id}
+
+    def _may_campaign(self) -> bool:
+        return self.node_id in self.members.voters and self.store.damaged is None
+
+    def _leader_died(self) -> None:
+        """Nobody needs to wait for a timeout to learn what is known. A few quick rounds, then the usual pace."""
+        self.leader = None
+        self._leader_heard = _NEVER
+        self._hurried_elections = self.settings.fast_election_rounds
+        self.election_deadline = self.now + self._rng.uniform(0, self.settings.fast_election_max_ms / 1000)
+
+    def _loyal(self) -> bool:
+        """True while a leader lives: then candidates are refused, so that a replica that comes back disturbs nobody."""
+        return self.is_leader or self.now - self._leader_heard < self.settings.election_timeout_min_ms / 1000
+
+    def _prepare_election(self) -> None:
+        """The stock engine starts an election once its deadline has passed; here that deadline is guarded."""
+        if self.is_leader or self.election_deadline >= self.now:
+            return
+        if not self._may_campaign():
+            self._postpone_election()
+        elif not self._campaign:
+            self._start_pre_vote()
+
+    def _postpone_election(self) -> None:
+        self._campaign = self._transferred = False
+        self.election_deadline = self.now + self.election_timeout_s()
+
+    def _start_pre_vote(self) -> None:
+        self.leader = None
+        self._hurried_elections = max(0, self._hurried_elections - 1)
+        self._pre_vote_term = Term(self.term + 1)
+        self._pre_votes = {self.node_id}
+        self.election_deadline = self.now + self.election_timeout_s()
+        for peer in sorted(self.members.voters - {self.node_id}):
+            self.send_after_sync(peer, PreVote(self._pre_vote_term, self.store.last_index, self.store.last_term))
+        self._count_pre_votes()
+
+    def _count_pre_votes(self) -> None:
+        if self.members.is_majority(self._pre_votes):
+            self._campaign = True
+            self.election_deadline = _NEVER
+
+    def _on_pre_vote(self, sender: NodeId, message: PreVote) -> None:
+        granted = (
+            message.term > self.term
+            and not self._loyal()
+            and (message.last_term, message.last_index) >= (self.store.last_term, self.store.last_index)
+        )
+        self.send_after_sync(sender, PreVoteReply(self.term, message.term, granted))
+
+    def _on_pre_vote_reply(self, sender: NodeId, message: PreVoteReply) -> None:
+        if message.granted and message.for_term == self._pre_vote_term == self.term + 1 and self.role != LEADER:
+            self._pre_votes.add(sender)
+            self._count_pre_votes()
+
+    def _on_request_vote(self, sender: NodeId, message: RequestVote) -> None:
+        if self._loyal() and not message.transfer:
+            return
+        if message.term < self.term:
+            self.send_after_sync(sender, VoteReply(self.term, granted=False))
+        elif message.term == self.term and self.vote == sender:
+            self.send_after_sync(sender, VoteReply(self.term, granted=True))  # the first answer was lost
+        else:
+            if message.term > self.term:
+                self._take_term(message.term)
+            self.stock_receive(
+                sender,
+                {
+                    "type": "request_vote",
+                    "term": message.term,
+                    "last_log_index": message.last_index,
+                    "last_log_term": message.last_term,
+                },
+            )
+
+    def _on_vote_reply(self, sender: NodeId, message: VoteReply) -> None:
+        if (
+            message.granted
+            and message.term == self.term
+            and self.role == CANDIDATE
+            and sender in self.members.voters
+            and self._is_new_vote(sender)
+        ):
+            self._votes.add(sender)
+            self.stock_receive(sender, {"type": "response_vote", "term": message.term})
+
+    def _is_new_vote(self, sender: NodeId) -> bool:
+        """The stock engine counts votes without looking whose they are."""
+        return sender not in self._votes
+
+    def _on_timeout_now(self, sender: NodeId, message: TimeoutNow) -> None:
+        if message.term == self.term and sender == self.leader and self._may_campaign():
+            self._campaign = self._transferred = True
+            self.election_deadline = _NEVER
+
+    def on_role_change(self, role: int) -> None:
+        self._campaign = False
+        if role == CANDIDATE:
+            self._votes = {self.node_id}
+        elif role == LEADER:
+            self._hurried_elections = 0
+
+    def on_stock_message(self, peer: NodeId, message: dict[str, Any]) -> None:
+        match message["type"]:
+            case "request_vote":
+                self.send_after_sync(
+                    peer,
+                    RequestVote(
+                        message["term"], message["last_log_index"], message["last_log_term"], self._transferred
+                    ),
+                )
+            case "response_vote":
+                self.send_after_sync(peer, VoteReply(message["term"], granted=True))
+            case other:
+                raise InvariantBrokenError(f"the stock engine sent {other}")
+
+    def _take_term(self, term: Term) -> None:
+        """Somebody is ahead of us: follow."""
+        self.set_term(term, None)
+        self.set_role(FOLLOWER)
+        self.leader = None
+        if self._campaign:
+            self._postpone_election()
+
+    def _follow(self, sender: NodeId, term: Term) -> bool:
+        """The sender says it leads ``term``. False if that is over."""
+        if term < self.term:
+            return False
+        if term > self.term:
+            self._take_term(term)
+        if self.is_leader:
+            raise InvariantBrokenError(f"{sender} and {self.node_id} both lead term {term}")
+        self.set_role(FOLLOWER)
+        self.leader = sender
+        self._leader_heard = self.now
+        self._hurried_elections = 0
+        if not self._transferred:
+            self._postpone_election()
+        return True
