@@ -174,6 +174,31 @@ class TransportSettings(Section):
     )
     reconnect_min_ms: Positive = Field(default=50, description="wait before the first attempt to connect again")
     reconnect_max_ms: Positive = Field(default=2000, description="wait before each attempt after many")
+    stable_ms: NotNegative = Field(
+        default=1000, description="a connection that stood this long lets the next wait be short again"
+    )
+    peer_timeout_ms: Positive = Field(
+        default=10_000, description="the kernel gives up a connection whose other end does not confirm for this long"
+    )
+    handshake_timeout_ms: Positive = Field(default=3000, description="time to connect and prove who one is")
+    max_unauthenticated: Positive = Field(
+        default=64, description="accepted connections that have proven nothing; for one more the oldest is closed"
+    )
+    max_unnamed_peers: NotNegative = Field(
+        default=16, description="connected holders of the secret that are not known as members of the group"
+    )
+    max_frame_bytes: Annotated[Positive, Field(lt=2**32)] = Field(
+        default=64 * MIB, description="the largest message between replicas, the same at all of them"
+    )
+    read_buffer_bytes: Annotated[Positive, Field(ge=4096)] = Field(
+        default=MIB // 2, description="what is read from one peer at a time"
+    )
+    read_budget_bytes: Positive = Field(
+        default=8 * MIB, description="what is read from one peer before the others have their turn"
+    )
+    socket_buffer_bytes: NotNegative = Field(
+        default=0, description="the kernel's buffers per connection; 0 lets it choose, and adapt"
+    )
     tls_cert_path: AbsolutePath | None = Field(default=None, description="TLS: this replica's certificate (PEM)")
     tls_key_path: AbsolutePath | None = Field(default=None, description="TLS: its private key")
     tls_ca_path: AbsolutePath | None = Field(default=None, description="TLS: who signs the peers' certificates")
@@ -251,6 +276,7 @@ class Settings(BaseSettings):
     def _consistent(self) -> Self:
         _require(self, "log.max_batch_bytes", "less than", "raft.append_batch_bytes")
         _require(self, "transport.send_queue_bytes", "more than", "raft.append_batch_bytes")
+        _require(self, "transport.max_frame_bytes", "more than", "raft.append_batch_bytes")
         return self
 
 

@@ -104,7 +104,7 @@ class Identity:
 class Claim:
     """What a dialer said, proven.
 
-    ``attempt`` counts its dials to us, so that a newer one is known from an
+    ``attempt`` counts its dials, so that a newer one is known from an
     older. ``last_seen`` is the id of the last connection it had with us.
     """
 
@@ -222,7 +222,7 @@ class Dialer(_Side):
         if group_id != self.me.group_id:
             raise HandshakeError("the acceptor belongs to another group", group=group_id)
         if node_id != self.wanted or node_id == self.me.node_id:
-            raise HandshakeError(f"dialed {self.wanted}, reached {node_id}", peer=node_id)
+            raise HandshakeError(f"dialed {self.wanted}, reached {node_id!r}", peer=node_id)
         if hmac.compare_digest(nonce, self._nonce):
             raise HandshakeError("the acceptor returned our own nonce")
         self._peer = _identity(node_id, group_id, host, port, incarnation)
@@ -296,7 +296,7 @@ class Acceptor(_Side):
         if node_id == self.me.node_id:
             raise self._refusal(Reason.OWN_ID, "the dialer claims this node's own id")
         if wanted != self.me.node_id:
-            raise self._refusal(Reason.WRONG_PEER, f"the dialer wants {wanted}", wanted=wanted)
+            raise self._refusal(Reason.WRONG_PEER, f"the dialer wants {wanted!r}", wanted=wanted)
         if hmac.compare_digest(nonce, self._nonce):
             raise HandshakeError("the dialer returned our own nonce")
         self._said = Claim(_identity(node_id, group_id, host, port, incarnation), attempt, last_seen)

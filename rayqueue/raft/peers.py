@@ -102,7 +102,6 @@ class Peer(Generic[ConnectionT]):
     reached: Address | None = None
     """Where its last known process listened."""
 
-    attempt: int = 0
     last_seen: bytes = NEVER_SEEN
     up_since: float = 0.0
     maybe_alive: bool = False
@@ -136,11 +135,11 @@ class Peer(Generic[ConnectionT]):
     def wants_dial(self) -> bool:
         return self.named is not None and self.connection is None and self.dial is None
 
-    def back_off(self, now: float, min_s: float, max_s: float, jitter: float) -> None:
+    def back_off(self, now: float, min_ms: int, max_ms: int, jitter: float) -> None:
         """Dial later: twice as late after each failure. ``jitter``, in [0, 1), keeps dials from crossing for ever."""
-        delay_s = min(max_s, min_s * 2.0 ** min(self.failures, 32))
+        delay_ms = min(max_ms, min_ms * 2 ** min(self.failures, 32))
         self.failures += 1
-        self.next_dial_at = now + delay_s * (0.5 + 0.5 * jitter)
+        self.next_dial_at = now + delay_ms / 1000 * (0.5 + 0.5 * jitter)
 
     def stats(self, queued_bytes: int) -> PeerStats:
         return PeerStats(

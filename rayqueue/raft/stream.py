@@ -1,7 +1,7 @@
-"""Non-blocking bytes to and from one socket, plain or TLS.
+"""Non-blocking bytes to and from one socket, plain or TLS; and how to open, tune and wake one.
 
-Owns a socket, its options and the queue of bytes that the kernel did not take
-yet. Knows nothing of frames, peers or selectors. No call blocks. A lost
+A stream owns a socket and the queue of bytes that the kernel did not take
+yet. It knows nothing of frames, peers or selectors. No call blocks. A lost
 connection is an ``OSError`` (``ssl.SSLError`` is one) out of any method; the
 end of the other side's bytes is ``read_into`` returning 0.
 """
@@ -98,19 +98,19 @@ def dial(address: Address) -> socket.socket:
     return sock
 
 
-def tune(sock: socket.socket, peer_timeout_s: float, socket_buffer_bytes: int) -> None:
-    """Options of every connection. A dead link is noticed by the kernel after about ``peer_timeout_s``, with bytes
+def tune(sock: socket.socket, peer_timeout_ms: int, socket_buffer_bytes: int) -> None:
+    """Options of every connection. A dead link is noticed by the kernel after about ``peer_timeout_ms``, with bytes
     under way (user timeout) or without (keep-alive): silence is no sign of death, followers have little to say."""
     sock.setblocking(False)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     probes = 3
-    interval_s = max(1, round(peer_timeout_s / (probes + 1)))
+    interval_s = max(1, round(peer_timeout_ms / 1000 / (probes + 1)))
     for name, value in (
         ("TCP_KEEPIDLE", interval_s),
         ("TCP_KEEPINTVL", interval_s),
         ("TCP_KEEPCNT", probes),
-        ("TCP_USER_TIMEOUT", int(peer_timeout_s * 1000)),
+        ("TCP_USER_TIMEOUT", peer_timeout_ms),
     ):
         option = getattr(socket, name, None)  # not every system has them all
         if option is not None:
@@ -118,6 +118,41 @@ def tune(sock: socket.socket, peer_timeout_s: float, socket_buffer_bytes: int) -
     if socket_buffer_bytes:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, socket_buffer_bytes)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, socket_buffer_bytes)
+
+
+class Waker:
+    """Makes a selector that watches it return. ``wake`` may be called from any thread; many wakes are one."""
+
+    __slots__ = ("_pending", "_reader", "_writer")
+
+    def __init__(self) -> None:
+        self._reader, self._writer = socket.socketpair()
+        self._reader.setblocking(False)
+        self._writer.setblocking(False)
+        self._pending = False
+
+    def fileno(self) -> int:
+        return self._reader.fileno()
+
+    def wake(self) -> None:
+        if self._pending:
+            return
+        self._pending = True
+        # Full: the selector returns anyway. Closed: nobody waits.
+        with contextlib.suppress(OSError):
+            self._writer.send(b"\0")
+
+    def drain(self) -> None:
+        """Take the wake back. The caller now looks for work."""
+        with contextlib.suppress(BlockingIOError):
+            self._reader.recv(64)
+        # Only now. Cleared first, the flag could be raised again by a wake whose byte is then swallowed above: up for
+        # ever, with nothing to read.
+        self._pending = False
+
+    def close(self) -> None:
+        self._reader.close()
+        self._writer.close()
 
 
 class Stream:

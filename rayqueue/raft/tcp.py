@@ -10,7 +10,7 @@ Promises:
 - ``send`` writes at once if nothing is queued, so bytes are on their way while
   the caller goes on to its fsync. It never blocks and never raises for a
   peer's fault.
-- Everything that others can make grow is bounded by ``TcpSettings``: bytes
+- Everything that others can make grow is bounded by ``TransportSettings``: bytes
   queued per peer, bytes of a frame, bytes read per ``poll``, connections that
   have proven nothing, peers that nobody named.
 - Per connection, messages arrive whole, unchanged, in order. Between two
@@ -36,6 +36,7 @@ import ssl
 import time
 from collections.abc import Callable, Mapping
 
+from rayqueue.config import TransportSettings
 from rayqueue.errors import ConfigError, HandshakeError, TransportError
 from rayqueue.ids import GroupId, NodeId
 from rayqueue.raft.connection import Connection, Stage
@@ -51,24 +52,23 @@ from rayqueue.raft.handshake import (
 )
 from rayqueue.raft.messages import Message
 from rayqueue.raft.peers import Address, Peer, PeerStats, Standing, Verdict, verdict
-from rayqueue.raft.stream import Stream, TlsContexts, TlsStream, dial, is_numeric, listen, tls_contexts, tune
-from rayqueue.raft.tcp_settings import TcpSettings
-from rayqueue.raft.transport import Event, PeerDown, PeerUp, Received
+from rayqueue.raft.stream import Stream, TlsContexts, TlsStream, Waker, dial, is_numeric, listen, tls_contexts, tune
+from rayqueue.raft.transport import Event, PeerDown, PeerUp, Received, Transport
 from rayqueue.raft.wire import FrameReader, encode
 
-__all__ = ["PeerStats", "TcpSettings", "TcpTransport", "TlsContexts", "tls_contexts"]
+__all__ = ["PeerStats", "TcpTransport", "TlsContexts", "tls_contexts"]
 
 _log = logging.getLogger(__name__)
 
 _READ, _WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
 _NEVER = float("inf")
 _WILDCARDS = ("0.0.0.0", "::")  # noqa: S104
-_ACCEPTS_PER_POLL = 32
+_ACCEPTS_PER_POLL = 8  # under TLS each costs milliseconds, which heartbeats wait for
 _ACCEPT_PAUSE_S = 0.1
 _COMPLAINT_INTERVAL_S = 5.0
 
 
-class TcpTransport:
+class TcpTransport(Transport):
     """``host`` is bound; ``advertised_host`` is what peers are told to dial, needed only if ``host`` is a wildcard."""
 
     def __init__(
@@ -80,14 +80,14 @@ class TcpTransport:
         port: int = 0,
         *,
         advertised_host: str | None = None,
-        settings: TcpSettings | None = None,
+        settings: TransportSettings | None = None,
         tls: TlsContexts | None = None,
         rng: random.Random | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         check_secret(secret)
         self._secret = secret
-        self._settings = settings or TcpSettings()
+        self._settings = settings or TransportSettings()
         self._tls = tls
         self._rng = rng or random.Random()  # noqa: S311  # jitter only
         self._clock = clock
@@ -96,9 +96,10 @@ class TcpTransport:
         self._events: list[Event] = []
         self._half_read: list[Connection] = []
         self._broken: list[Connection] = []
+        self._dials = 0  # over all peers: still growing when one is forgotten and named again
         self._timer_at = _NEVER
         self._accept_again_at = _NEVER
-        self._complain_again_at = 0.0
+        self._complain_again_at: dict[str, float] = {}
         self._scratch = memoryview(bytearray(MAX_HANDSHAKE_BYTES))
         self._closed = False
         self.handshake_failures = 0
@@ -118,11 +119,8 @@ class TcpTransport:
             raise
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._listener, _READ, None)
-        self._wake_reader, self._wake_writer = socket.socketpair()
-        self._wake_reader.setblocking(False)
-        self._wake_writer.setblocking(False)
-        self._selector.register(self._wake_reader, _READ, None)
-        self._wake_pending = False
+        self._waker = Waker()
+        self._selector.register(self._waker, _READ, None)
 
     # -- the engine's side -------------------------------------------------------
 
@@ -180,39 +178,35 @@ class TcpTransport:
         remaining_s = timeout_s
         deadline = self._clock() + timeout_s
         while True:
-            now = self._clock()
-            if now >= self._timer_at:
-                self._run_timers(now)
             self._settle_broken()
             busy = self._events or self._half_read
-            wait_s = 0.0 if busy else max(0.0, min(remaining_s, self._timer_at - now))
+            wait_s = 0.0 if busy else max(0.0, min(remaining_s, self._timer_at - self._clock()))
             half_read, self._half_read = self._half_read, []
             woken = False
             ready = self._selector.select(wait_s)
             for key, mask in ready:
                 if key.data is not None:
                     self._on_ready(key.data, mask)
-                elif key.fileobj is self._wake_reader:
+                elif key.fileobj is self._waker:
                     woken = True
-                    self._drain_wake()
+                    self._waker.drain()
                 else:
                     self._accept()
             for connection in half_read:
                 self._on_ready(connection, _READ)
+            # Timers last: whatever arrived while this thread was held up elsewhere arrived in time.
+            now = self._clock()
+            if now >= self._timer_at:
+                self._run_timers(now)
             # By the clock if it moved; by what was waited if it is a test's, which may stand still.
-            remaining_s = min(remaining_s if ready else remaining_s - wait_s, deadline - self._clock())
+            remaining_s = min(remaining_s if ready else remaining_s - wait_s, deadline - now)
             if self._events or woken or remaining_s <= 0:
                 break
         events, self._events = self._events, []
         return events
 
     def wake(self) -> None:
-        if self._wake_pending:
-            return
-        self._wake_pending = True
-        # Full: the waiting poll returns anyway. Closed: nobody waits.
-        with contextlib.suppress(OSError):
-            self._wake_writer.send(b"\0")
+        self._waker.wake()
 
     def close(self) -> None:
         if self._closed:
@@ -229,8 +223,7 @@ class TcpTransport:
         self._events.clear()
         self._selector.close()
         self._listener.close()
-        self._wake_reader.close()
-        self._wake_writer.close()
+        self._waker.close()
 
     def stats(self) -> dict[NodeId, PeerStats]:
         return {
@@ -245,10 +238,11 @@ class TcpTransport:
             return  # by what happened earlier in this round
         try:
             if connection.stage is Stage.STANDING:
-                if mask & _WRITE:
-                    connection.stream.flush()
+                # Read first: writing to a peer that is gone fails, but what it said before still counts.
                 if mask & _READ:
                     self._read(connection)
+                if mask & _WRITE and not connection.closed:
+                    connection.stream.flush()
             else:
                 connection.greet(self._scratch)
                 if connection.stage is Stage.GREETED:
@@ -317,14 +311,18 @@ class TcpTransport:
                 return
             if len(self._unproven) >= self._settings.max_unauthenticated:
                 self._lost(next(iter(self._unproven)), HandshakeError("too many connections that have proven nothing"))
-            stream = self._stream(sock, dialed=False)
-            connection = Connection(stream, self._expect, deadline=now + self._settings.handshake_timeout_s)
+            try:
+                stream = self._stream(sock, dialed=False)
+            except OSError:
+                sock.close()
+                continue
+            connection = Connection(stream, self._expect, deadline=now + self._settings.handshake_timeout_ms / 1000)
             self._unproven[connection] = None
             self._timer_at = min(self._timer_at, connection.deadline)
             self._watch(connection)
 
     def _stream(self, sock: socket.socket, *, dialed: bool) -> Stream:
-        tune(sock, self._settings.peer_timeout_s, self._settings.socket_buffer_bytes)
+        tune(sock, self._settings.peer_timeout_ms, self._settings.socket_buffer_bytes)
         if self._tls is None:
             return Stream(sock)
         return TlsStream(sock, self._tls.client if dialed else self._tls.server, dialed=dialed)
@@ -337,7 +335,8 @@ class TcpTransport:
         address = peer.next_address()
         if address is None:
             return
-        peer.attempt += 1
+        self._dials += 1
+        attempt = self._dials
 
         def begin(stream: Stream) -> Dialer:
             return Dialer(
@@ -345,18 +344,17 @@ class TcpTransport:
                 self._secret,
                 peer.node_id,
                 nonce=secrets.token_bytes(NONCE_BYTES),
-                attempt=peer.attempt,
+                attempt=attempt,
                 last_seen=peer.last_seen,
                 binding=stream.binding(),
             )
 
         try:
-            sock = dial(address)
+            stream = self._stream(dial(address), dialed=True)
         except OSError as error:
             self._dial_failed(peer, address, error)
             return
-        stream = self._stream(sock, dialed=True)
-        deadline = now + self._settings.handshake_timeout_s
+        deadline = now + self._settings.handshake_timeout_ms / 1000
         connection = Connection(stream, begin, deadline=deadline, peer=peer, address=address)
         peer.dial = connection
         self._watch(connection)
@@ -423,6 +421,7 @@ class TcpTransport:
         if news:
             self._events.append(PeerUp(peer.node_id))
         reader = FrameReader(self._settings.max_frame_bytes, self._settings.read_buffer_bytes)
+        peer.received_bytes += 0 if connection.side is None else len(connection.side.unread)
         for message in connection.stand(reader):
             peer.received_messages += 1
             self._events.append(Received(peer.node_id, message))
@@ -460,7 +459,7 @@ class TcpTransport:
             del self._peers[peer.node_id]
             return
         now = self._clock()
-        if now - peer.up_since >= self._settings.stable_s:
+        if now - peer.up_since >= self._settings.stable_ms / 1000:
             peer.failures = 0
             peer.next_dial_at = now
             self._timer_at = now
@@ -490,7 +489,7 @@ class TcpTransport:
             self._complain("handshake with %s failed: %s", dialed or "a caller", error)
 
     def _retry_later(self, peer: Peer[Connection], now: float) -> None:
-        peer.back_off(now, self._settings.redial_min_s, self._settings.redial_max_s, self._rng.random())
+        peer.back_off(now, self._settings.reconnect_min_ms, self._settings.reconnect_max_ms, self._rng.random())
         self._timer_at = min(self._timer_at, peer.next_dial_at)
 
     # -- time --------------------------------------------------------------------------
@@ -522,15 +521,9 @@ class TcpTransport:
                 self._on_ready(connection, _READ)
                 self._lost(connection, connection.broken)
 
-    def _drain_wake(self) -> None:
-        with contextlib.suppress(BlockingIOError):
-            self._wake_reader.recv(64)
-        # Only now: a wake that comes between the two lines finds the flag still up, and this poll returns anyway.
-        self._wake_pending = False
-
     def _complain(self, text: str, *values: object) -> None:
-        """Log, but do not let strangers fill the log."""
+        """Log, but let nobody fill the log: each text once in a while."""
         now = self._clock()
-        if now >= self._complain_again_at:
-            self._complain_again_at = now + _COMPLAINT_INTERVAL_S
+        if now >= self._complain_again_at.get(text, now):
+            self._complain_again_at[text] = now + _COMPLAINT_INTERVAL_S
             _log.warning("%s: " + text, self._me.node_id, *values)

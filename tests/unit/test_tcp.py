@@ -25,12 +25,13 @@ from typing import Any
 import pytest
 import trustme
 
+from rayqueue.config import TransportSettings
 from rayqueue.errors import ConfigError, TransportError
 from rayqueue.ids import GroupId, Index, NodeId, Term
 from rayqueue.log.store import Entry
 from rayqueue.raft.handshake import NONCE_BYTES, Dialer, Identity
 from rayqueue.raft.messages import AppendEntries, AppendReply, Message, TimeoutNow, VoteReply
-from rayqueue.raft.tcp import TcpSettings, TcpTransport, TlsContexts, tls_contexts
+from rayqueue.raft.tcp import TcpTransport, TlsContexts, tls_contexts
 from rayqueue.raft.transport import Event, PeerDown, PeerUp, Received
 from rayqueue.raft.wire import encode
 from rayqueue.records.checksum import entry_crc
@@ -179,7 +180,7 @@ def test_send_writes_at_once(net: Net) -> None:
 
 
 def test_a_reader_that_stops_costs_a_bounded_queue(net: Net) -> None:
-    a, b = net.pair(settings=TcpSettings(send_queue_bytes=300_000))
+    a, b = net.pair(settings=TransportSettings(send_queue_bytes=300_000))
     message = append(1, bytes(50_000))
     accepted = 0
     while a.transport.send(B, message):
@@ -200,7 +201,7 @@ def test_a_reader_that_stops_costs_a_bounded_queue(net: Net) -> None:
 
 
 def test_a_message_larger_than_the_queue_passes_alone(net: Net) -> None:
-    a, b = net.pair(settings=TcpSettings(send_queue_bytes=1000))
+    a, b = net.pair(settings=TransportSettings(send_queue_bytes=1000))
     message = append(1, bytes(20_000_000))
     assert a.transport.send(B, message)
     assert a.transport.stats()[B].queued_bytes > 0  # else this shows nothing
@@ -209,14 +210,14 @@ def test_a_message_larger_than_the_queue_passes_alone(net: Net) -> None:
 
 
 def test_a_message_larger_than_a_frame_may_be_is_dropped_not_sent(net: Net) -> None:
-    a, b = net.pair(settings=TcpSettings(max_frame_bytes=10_000))
+    a, b = net.pair(settings=TransportSettings(max_frame_bytes=10_000))
     assert not a.transport.send(B, append(1, bytes(10_000)))
     assert a.transport.send(B, reply(1))
     net.until(lambda: b.received() == [reply(1)])
 
 
 def test_one_poll_reads_a_bounded_amount(net: Net) -> None:
-    a, b = net.pair(settings=TcpSettings(read_budget_bytes=100_000, read_buffer_bytes=50_000))
+    a, b = net.pair(settings=TransportSettings(read_budget_bytes=100_000, read_buffer_bytes=50_000))
     for _ in range(20):
         a.transport.send(B, append(1, bytes(40_000)))
     net.until(lambda: len(b.received()) > 0)
@@ -296,36 +297,32 @@ def test_no_wake_is_lost_in_a_race(net: Net) -> None:
     seen = 0
     begin = time.monotonic()
     while seen < 3000:
-        a.poll(5.0)
+        a.poll(DEADLINE_S)
         new = len(work)
         for i in range(seen, new):
             if i % 3 == 0:
                 done.release()
         seen = new
     thread.join()
-    assert time.monotonic() - begin < 5.0  # one lost wake would cost a whole poll
+    assert time.monotonic() - begin < DEADLINE_S  # one lost wake would cost a whole poll
 
 
 def test_no_wake_is_lost_in_the_one_race_there_is(net: Net) -> None:
     """A wake while poll takes the last one back."""
     a = net.node(A)
-    transport, real = a.transport, a.transport._wake_reader
+    transport, waker = a.transport, a.transport._waker
+    real = waker._reader
 
     class Raced:
-        def fileno(self) -> int:
-            return real.fileno()
+        def __getattr__(self, name: str) -> Any:
+            return getattr(real, name)
 
         def recv(self, size: int) -> bytes:
             transport.wake()
             return real.recv(size)
 
-        def close(self) -> None:
-            real.close()
-
     raced: Any = Raced()
-    transport._selector.unregister(real)
-    transport._selector.register(raced, selectors.EVENT_READ, None)
-    transport._wake_reader = raced
+    waker._reader = raced
     for _ in range(3):
         transport.wake()
         begin = time.monotonic()
@@ -445,7 +442,7 @@ def test_garbage_after_a_good_handshake_ends_the_connection_only(net: Net) -> No
 
 def test_a_slow_handshake_is_given_up(net: Net) -> None:
     clock = Clock()
-    a = net.node(A, clock=clock, settings=TcpSettings(handshake_timeout_s=3.0))
+    a = net.node(A, clock=clock, settings=TransportSettings(handshake_timeout_ms=3000))
     sock = raw(a)
     hello = Dialer(Identity(B, GROUP, HOST, 9, bytes(16)), SECRET, A, nonce=os.urandom(NONCE_BYTES), attempt=1).hello
     for byte in hello[:29]:
@@ -480,7 +477,7 @@ def select_readable(sock: socket.socket) -> bool:
 
 
 def test_hundreds_of_silent_connections(net: Net) -> None:
-    a = net.node(A, settings=TcpSettings(max_unauthenticated=20))
+    a = net.node(A, settings=TransportSettings(max_unauthenticated=20, handshake_timeout_ms=600_000))
     crowd = []
     for _ in range(300):
         crowd.append(raw(a))
@@ -538,7 +535,7 @@ def test_an_unnamed_peer_with_the_secret_is_accepted_and_answered(net: Net) -> N
 
 
 def test_unnamed_peers_are_bounded(net: Net) -> None:
-    a = net.node(A, settings=TcpSettings(max_unnamed_peers=2))
+    a = net.node(A, settings=TransportSettings(max_unnamed_peers=2))
     others = [net.node(NodeId(f"n{i}")) for i in range(4)]
     for other in others:
         other.transport.set_peers({A: a.transport.address})
@@ -704,15 +701,17 @@ def test_a_peer_never_seen_whose_port_refuses_is_no_news(net: Net) -> None:
 
 def test_redials_back_off(net: Net) -> None:
     clock = Clock()
-    a = net.node(A, clock=clock, rng=random.Random(5), settings=TcpSettings(redial_min_s=0.05, redial_max_s=2.0))
+    a = net.node(
+        A, clock=clock, rng=random.Random(5), settings=TransportSettings(reconnect_min_ms=50, reconnect_max_ms=2000)
+    )
     with socket.create_server((HOST, 0)) as nobody:
         unused = nobody.getsockname()
     a.transport.set_peers({B: unused})
     dials = []
     while clock.now < 1020:
-        before = a.transport._peers[B].attempt
+        before = a.transport._peers[B].failures
         a.poll()
-        if a.transport._peers[B].attempt > before:
+        if a.transport._peers[B].failures > before:
             dials.append(clock.now)
         clock.now += 0.01
     gaps = [later - earlier for earlier, later in itertools.pairwise(dials)]
@@ -752,7 +751,7 @@ def test_kill_minus_nine_is_known_at_once(net: Net) -> None:
         child.send_signal(signal.SIGKILL)
         begin = time.monotonic()
         net.until(lambda: PeerDown(B, dead=True) in a.events)
-        assert time.monotonic() - begin < 2.0
+        assert time.monotonic() - begin < 5.0
     finally:
         child.kill()
         child.wait()
@@ -783,7 +782,7 @@ def alternates(node: Node, peer: NodeId) -> bool:
 def test_three_nodes_under_cuts_and_restarts_find_together_again(net: Net, seed: int) -> None:
     rng = random.Random(seed)
     ids = [A, B, C]
-    quick = TcpSettings(redial_min_s=0.002, redial_max_s=0.02, handshake_timeout_s=0.3, stable_s=0.0)
+    quick = TransportSettings(reconnect_min_ms=2, reconnect_max_ms=20, handshake_timeout_ms=300, stable_ms=0)
     nodes = {node_id: net.node(node_id, settings=quick) for node_id in ids}
     net.introduce(*nodes.values())
     kept: list[socket.socket] = []
@@ -841,7 +840,7 @@ def test_tls(net: Net, tmp_path: Path, authority: trustme.CA, check: bool) -> No
     net.introduce(a, b)
     net.until(lambda: a.connected(B) and b.connected(A))
     large = append(5, random.Random(2).randbytes(4_000_000), b"small")
-    sent: list[Message] = [reply(i) for i in range(2000)] + [large] + [reply(i) for i in range(100)]
+    sent: list[Message] = [*map(reply, range(2000)), large, *map(reply, range(100))]
     for message in sent:
         assert a.transport.send(B, message)
         assert b.transport.send(A, message)
@@ -856,7 +855,7 @@ def test_tls(net: Net, tmp_path: Path, authority: trustme.CA, check: bool) -> No
 def test_tls_bytes_left_in_the_session_are_read_though_the_socket_is_silent(
     net: Net, tmp_path: Path, authority: trustme.CA
 ) -> None:
-    small = TcpSettings(read_budget_bytes=100, read_buffer_bytes=1200)
+    small = TransportSettings(read_budget_bytes=100, read_buffer_bytes=4096)
     a = net.node(A, tls=certificates(tmp_path, "a", authority))
     b = net.node(B, tls=certificates(tmp_path, "b", authority), settings=small)
     net.introduce(a, b)
@@ -865,8 +864,8 @@ def test_tls_bytes_left_in_the_session_are_read_though_the_socket_is_silent(
     assert a.transport.send(B, message)
     begin = time.monotonic()
     while not b.received():
-        b.poll(5.0)
-    assert time.monotonic() - begin < 4.0
+        b.poll(DEADLINE_S)
+    assert time.monotonic() - begin < DEADLINE_S / 2
 
 
 def test_tls_of_another_authority_is_refused(net: Net, tmp_path: Path, authority: trustme.CA) -> None:
@@ -917,18 +916,6 @@ def test_a_man_in_the_middle_cannot_pass_the_handshake_on(net: Net, tmp_path: Pa
 
 
 # -- settings ---------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"max_frame_bytes": 0}, {"max_frame_bytes": 2**32}, {"send_queue_bytes": -1}, {"read_buffer_bytes": 10},
-        {"redial_min_s": 3.0, "redial_max_s": 1.0}, {"max_unnamed_peers": -1},
-    ],
-)  # fmt: skip
-def test_impossible_settings(wrong: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError):
-        TcpSettings(**wrong)
 
 
 def test_impossible_addresses(net: Net) -> None:
