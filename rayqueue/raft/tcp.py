@@ -485,7 +485,8 @@ class TcpTransport(Transport):
 
     def _not_proven(self, dialed: NodeId | None, error: Exception | None) -> None:
         self.handshake_failures += 1
-        if isinstance(error, HandshakeError | ssl.SSLError):
+        # One that merely hung up may have noticed that two dials crossed.
+        if isinstance(error, HandshakeError | ssl.SSLError) and not isinstance(error, ssl.SSLEOFError):
             self._complain("handshake with %s failed: %s", dialed or "a caller", error)
 
     def _retry_later(self, peer: Peer[Connection], now: float) -> None:

@@ -77,6 +77,7 @@ _KIND_CRC = tuple(crc32c(bytes((kind,))) for kind in range(_TIMEOUT_NOW + 1))
 _MAX_U64 = 2**64 - 1
 # Below this, copying a payload is cheaper than one more element in a gathering write.
 _JOIN_BELOW_BYTES = 4096
+_RESTS_BEFORE_SHRINKING = 64
 
 
 # -- encoding ---------------------------------------------------------------
@@ -238,11 +239,13 @@ class FrameReader:
 
     ``space`` lends the free part of the buffer to ``recv_into``; ``messages``
     decodes what is whole. The frame under way always fits into the buffer, so
-    bytes move at most once, when a frame would run over the buffer's end. A
-    frame larger than the buffer gets a buffer of its own, given back after it.
+    bytes move at most once, when a frame would run over the buffer's end. For
+    a frame larger than the buffer it grows, and shrinks again only after a
+    while: one large frame is often followed by another, and fresh memory costs
+    more than copying into warm memory.
     """
 
-    __slots__ = ("_base_bytes", "_buffer", "_end", "_max_frame_bytes", "_start")
+    __slots__ = ("_base_bytes", "_buffer", "_end", "_max_frame_bytes", "_rests", "_start")
 
     def __init__(self, max_frame_bytes: int, buffer_bytes: int) -> None:
         self._max_frame_bytes = max_frame_bytes
@@ -250,6 +253,7 @@ class FrameReader:
         self._buffer = memoryview(bytearray(buffer_bytes))
         self._start = 0
         self._end = 0
+        self._rests = 0  # how often the buffer was empty since it was last larger for a reason
 
     def space(self) -> memoryview:
         """Where the next bytes go. Never empty."""
@@ -279,7 +283,8 @@ class FrameReader:
         waiting = self._end - self._start
         size = len(self._buffer)
         wanted = max(frame_bytes, self._base_bytes)
-        if wanted > size or (waiting == 0 and size > self._base_bytes):
+        self._rests = 0 if frame_bytes > self._base_bytes else self._rests + (waiting == 0)
+        if wanted > size or (waiting == 0 and size > wanted and self._rests > _RESTS_BEFORE_SHRINKING):
             # A new one instead of a resize: the old memory may still be lent out.
             fresh = memoryview(bytearray(wanted))
             fresh[:waiting] = self._buffer[self._start : self._end]

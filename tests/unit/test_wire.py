@@ -232,19 +232,27 @@ def test_many_small_payloads_are_few_buffers() -> None:
     assert len(wire.encode(AppendEntries(Term(1), Index(0), Term(0), Index(0), 0, entries))) == 1
 
 
-def test_a_large_frame_gets_a_larger_buffer_and_gives_it_back() -> None:
-    message = InstallSnapshot(Term(1), Index(1), Term(1), 0, b"", bytes(100_000))
-    frame = joined(message)
-    reader = wire.FrameReader(MAX_FRAME_BYTES, 1024)
-    at = 0
-    while at < len(frame):
+def receive(reader: wire.FrameReader, frame: bytes) -> list[Message]:
+    received: list[Message] = []
+    while frame:
         space = reader.space()
-        chunk = frame[at : at + len(space)]
+        chunk, frame = frame[: len(space)], frame[len(space) :]
         space[: len(chunk)] = chunk
-        at += len(chunk)
-        received = list(reader.messages(len(chunk)))
-    assert received == [message]
+        received += reader.messages(len(chunk))
+    return received
+
+
+def test_the_buffer_grows_for_a_large_frame_and_shrinks_later() -> None:
+    large, small = InstallSnapshot(Term(1), Index(1), Term(1), 0, b"", bytes(100_000)), TimeoutNow(Term(1))
+    reader = wire.FrameReader(MAX_FRAME_BYTES, 1024)
+    for _ in range(3):
+        assert receive(reader, joined(large)) == [large]
+        kept = len(reader.space())
+        assert kept == len(joined(large))
+    for _ in range(100):
+        assert receive(reader, joined(small)) == [small]
     assert len(reader.space()) == 1024
+    assert receive(reader, joined(large)) == [large]
 
 
 def test_entries_must_follow_prev_index() -> None:
