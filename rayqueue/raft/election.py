@@ -38,7 +38,8 @@ class Elections(StockRaft):
         self.settings = settings
         self.node_id = store.node_id
         self._rng = rng
-        self._hurried_elections = 0
+        # Who just started knows no leader. Asking soon harms nobody: if there is one, the others refuse.
+        self._hurried_elections = settings.fast_election_rounds
         self._leader_heard = _NEVER
         self._pre_votes: set[NodeId] = set()
         self._pre_vote_term = Term(0)
