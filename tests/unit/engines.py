@@ -1,0 +1,115 @@
+"""A few engines in one process, on a network that does nothing wrong, stepped by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from random import Random
+from typing import Any
+
+from rayqueue.config import RaftSettings
+from rayqueue.ids import GroupId, Index, NodeId
+from rayqueue.log.memory_store import MemoryStore
+from rayqueue.log.store import Table
+from rayqueue.raft.engine import RaftEngine
+from rayqueue.raft.members import Members
+from rayqueue.raft.messages import Message
+from rayqueue.raft.transport import Received
+
+SETTINGS = RaftSettings(append_batch_bytes=1_000, window_bytes=4_000, max_uncommitted_bytes=2_000)
+
+
+class Adder:
+    """The smallest state machine there is: it counts the bytes it has seen."""
+
+    def __init__(self, store: MemoryStore) -> None:
+        self._store = store
+        self.needed = Index(1)
+        self.total = int(store.get(Table.META, b"total") or b"0")
+
+    def apply(self, index: Index, payload: bytes) -> int:
+        if payload == b"\x20fail":
+            raise ValueError("told to fail")
+        self.total += len(payload)
+        self._store.put(Table.META, b"total", b"%d" % self.total)
+        return self.total
+
+    def first_needed(self) -> Index:
+        return self.needed
+
+    def checkpoint(self) -> bytes:
+        return b"%d" % self.total
+
+    def restore(self, state: bytes) -> None:
+        self.total = int(state)
+        self._store.put(Table.META, b"total", state)
+
+
+class Engines:
+    """Virtual time, and a network whose only fault is ``cut``."""
+
+    def __init__(self, *node_ids: str, settings: RaftSettings = SETTINGS) -> None:
+        self.now = 0.0
+        self.settings = settings
+        self.stores: dict[NodeId, MemoryStore] = {}
+        self.machines: dict[NodeId, Adder] = {}
+        self.engines: dict[NodeId, RaftEngine] = {}
+        self.cut: set[NodeId] = set()
+        self.answers: dict[Any, Any] = {}
+        self.sent: list[tuple[NodeId, NodeId, Message]] = []
+        for node_id in node_ids:
+            self.add(node_id, Members.of(node_ids))
+
+    def add(self, node_id: str, members: Members | None = None) -> NodeId:
+        node = NodeId(node_id)
+        self.stores[node] = MemoryStore(GroupId("g"), node)
+        if members is not None:
+            RaftEngine.bootstrap(self.stores[node], members)
+        self._start(node)
+        return node
+
+    def restart(self, node: NodeId) -> None:
+        """As after kill -9: what was not synced is gone."""
+        self.stores[node] = self.stores[node].reopen()
+        self._start(node)
+
+    def _start(self, node: NodeId) -> None:
+        self.machines[node] = Adder(self.stores[node])
+        seed = sum(node.encode())
+        self.engines[node] = RaftEngine(self.stores[node], self.machines[node], self.settings, Random(seed), self.now)
+
+    def step(self, node: NodeId) -> None:
+        ready = self.engines[node].step(self.now)
+        if self.stores[node].dirty:
+            self.stores[node].sync()
+        self.engines[node].synced()
+        for done in ready.done:
+            self.answers[done.context] = done.result
+        for peer, message in ready.early + ready.late:
+            self.sent.append((node, peer, message))
+
+    def run(self, seconds: float, until: Callable[[], bool] = lambda: False) -> None:
+        """Let time pass, a hundredth of a second at a time; stop early once ``until`` holds."""
+        end = self.now + seconds
+        while self.now < end and not until():
+            for node in list(self.engines):
+                self.step(node)
+            messages, self.sent = self.sent, []
+            self.now += 0.01
+            for sender, peer, message in messages:
+                if peer in self.engines and not self.cut & {sender, peer}:
+                    self.engines[peer].receive(self.now, Received(sender, message))
+
+    @property
+    def leader(self) -> RaftEngine:
+        self.run(10, lambda: self._leader() is not None)
+        leader = self._leader()
+        assert leader is not None
+        return leader
+
+    def _leader(self) -> RaftEngine | None:
+        leaders = [engine for engine in self.engines.values() if engine.is_leader and engine.node_id not in self.cut]
+        return max(leaders, key=lambda engine: engine.term) if leaders else None
+
+    def answer(self, context: Any) -> Any:
+        self.run(10, lambda: context in self.answers)
+        return self.answers[context]
