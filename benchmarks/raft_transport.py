@@ -1,9 +1,10 @@
 """The TCP transport between two processes on this machine: throughput, CPU, round trip.
 
 One AppendEntries with one entry of 100 KB at a time, as a leader sends them,
-each answered by an AppendReply; the receiver verifies every checksum. Beside
-it, the raw limit measured in the same run: the same bytes by plain blocking
-sockets, no frames, no checksums, no answers.
+each answered by an AppendReply; the receiver verifies every checksum. The same
+once more over TLS. Beside it, measured in the same run: the same bytes by
+plain blocking sockets (no frames, no checksums, no answers), and the HMAC of
+the same bytes (what a MAC per frame would add on each side).
 
     python benchmarks/raft_transport.py [--quick] [--json]
 """
@@ -11,21 +12,27 @@ sockets, no frames, no checksums, no answers.
 from __future__ import annotations
 
 import argparse
+import contextlib
+import hmac
 import json
 import os
 import socket
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
+
+import trustme
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from rayqueue.ids import GroupId, Index, NodeId, Term
 from rayqueue.log.store import Entry
 from rayqueue.raft.messages import AppendEntries, AppendReply, PreVote, TimeoutNow
-from rayqueue.raft.tcp import TcpTransport
+from rayqueue.raft.tcp import TcpTransport, tls_contexts
 from rayqueue.raft.transport import Event, PeerUp, Received
 from rayqueue.records.checksum import entry_crc
 
@@ -35,13 +42,24 @@ HOST = "127.0.0.1"
 PAYLOAD_BYTES = 100_000
 
 
-def transport(node_id: NodeId) -> TcpTransport:
-    return TcpTransport(node_id, GroupId("bench-0"), SECRET, HOST)
+def transport(node_id: NodeId, certificates: Path | None) -> TcpTransport:
+    tls = None
+    if certificates is not None:
+        tls = tls_contexts(certificates / "cert.pem", certificates / "key.pem", certificates / "ca.pem")
+    return TcpTransport(node_id, GroupId("bench-0"), SECRET, HOST, tls=tls)
 
 
-def follow(leader_port: int) -> None:
+def issue_certificates(folder: Path) -> None:
+    authority = trustme.CA()
+    issued = authority.issue_cert("replica.rayqueue.test")
+    issued.cert_chain_pems[0].write_to_path(folder / "cert.pem")
+    issued.private_key_pem.write_to_path(folder / "key.pem")
+    authority.cert_pem.write_to_path(folder / "ca.pem")
+
+
+def follow(leader_port: int, certificates: Path | None) -> None:
     """The other process: answers appends, echoes small messages, tells its CPU time when asked."""
-    me = transport(FOLLOWER)
+    me = transport(FOLLOWER, certificates)
     me.set_peers({LEADER: (HOST, leader_port)})
     spin = False
     while True:
@@ -76,7 +94,7 @@ def follower_cpu_s(me: TcpTransport, *, spin: bool = False) -> float:
     return event.message.match / 1e9
 
 
-def appends(me: TcpTransport, seconds: float, in_flight: int) -> dict[str, float]:
+def appends(me: TcpTransport, seconds: float, in_flight: int, prefix: str = "") -> dict[str, float]:
     payload = os.urandom(PAYLOAD_BYTES)
     theirs, ours, begin = follower_cpu_s(me), time.process_time(), time.perf_counter()
     sent = answered = 0
@@ -92,10 +110,10 @@ def appends(me: TcpTransport, seconds: float, in_flight: int) -> dict[str, float
     ours = time.process_time() - ours
     theirs = follower_cpu_s(me) - theirs
     return {
-        f"append_100kb_per_s_{in_flight}": sent / elapsed,
-        f"append_mb_per_s_{in_flight}": sent * PAYLOAD_BYTES / elapsed / 1e6,
-        f"leader_cpu_us_per_append_{in_flight}": ours / sent * 1e6,
-        f"follower_cpu_us_per_append_{in_flight}": theirs / sent * 1e6,
+        f"{prefix}append_100kb_per_s_{in_flight}": sent / elapsed,
+        f"{prefix}append_mb_per_s_{in_flight}": sent * PAYLOAD_BYTES / elapsed / 1e6,
+        f"{prefix}leader_cpu_us_per_append_{in_flight}": ours / sent * 1e6,
+        f"{prefix}follower_cpu_us_per_append_{in_flight}": theirs / sent * 1e6,
     }
 
 
@@ -141,24 +159,43 @@ def raw_limit(seconds: float) -> dict[str, float]:
     return {"raw_mb_per_s": sent * PAYLOAD_BYTES / elapsed / 1e6, "raw_sender_cpu_us_per_100kb": cpu / sent * 1e6}
 
 
-def spawn(role: str, port: int) -> subprocess.Popen[bytes]:
-    return subprocess.Popen([sys.executable, __file__, "--role", role, "--port", str(port)])
+def hmac_us() -> float:
+    payload, rounds, begin = os.urandom(PAYLOAD_BYTES), 500, time.perf_counter()
+    for _ in range(rounds):
+        hmac.digest(SECRET, payload, "sha256")
+    return (time.perf_counter() - begin) / rounds * 1e6
 
 
-def measure(seconds: float, trips: int) -> dict[str, float]:
-    figures = raw_limit(seconds)
-    me = transport(LEADER)
-    child = spawn("follow", me.address[1])
+def spawn(role: str, port: int, certificates: Path | None = None) -> subprocess.Popen[bytes]:
+    more = [] if certificates is None else ["--certificates", str(certificates)]
+    return subprocess.Popen([sys.executable, __file__, "--role", role, "--port", str(port), *more])
+
+
+@contextlib.contextmanager
+def pair(certificates: Path | None = None) -> Iterator[TcpTransport]:
+    """A leader here, its follower in another process, connected and warm."""
+    me = transport(LEADER, certificates)
+    child = spawn("follow", me.address[1], certificates)
     while PeerUp(FOLLOWER) not in me.poll(1.0):
         pass
-    appends(me, seconds / 4, 8)  # warm up
-    for in_flight in (1, 8, 32):
-        figures |= appends(me, seconds, in_flight)
-    figures |= round_trips(me, trips, spin=False)
-    figures |= round_trips(me, trips, spin=True)
+    appends(me, 0.3, 8)
+    yield me
     me.send(FOLLOWER, TimeoutNow(Term(1)))
     child.wait()
     me.close()
+
+
+def measure(seconds: float, trips: int) -> dict[str, float]:
+    figures = raw_limit(seconds) | {"hmac_us_per_100kb": hmac_us()}
+    with pair() as me:
+        for in_flight in (1, 8, 32):
+            figures |= appends(me, seconds, in_flight)
+        figures |= round_trips(me, trips, spin=False)
+        figures |= round_trips(me, trips, spin=True)
+    with tempfile.TemporaryDirectory() as folder:
+        issue_certificates(Path(folder))
+        with pair(Path(folder)) as me:
+            figures |= appends(me, seconds, 8, prefix="tls_")
     return figures
 
 
@@ -168,9 +205,10 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="only the JSON line")
     parser.add_argument("--role", choices=("follow", "drain"), help=argparse.SUPPRESS)
     parser.add_argument("--port", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--certificates", type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.role == "follow":
-        follow(arguments.port)
+        follow(arguments.port, arguments.certificates)
     elif arguments.role == "drain":
         drain(arguments.port)
     else:
