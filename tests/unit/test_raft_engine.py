@@ -246,7 +246,7 @@ def test_a_full_disk_ends_leadership_until_a_sync_succeeds() -> None:
 
 def test_a_group_begins_once() -> None:
     group = Engines("a")
-    assert group.leader
+    assert group.leader.is_leader
     with pytest.raises(MembershipError):
         RaftEngine.bootstrap(group.stores[A], Members.of(["a"]))
 
