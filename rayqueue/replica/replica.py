@@ -22,6 +22,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from random import Random
 from typing import Any
@@ -125,7 +126,7 @@ class Replica:
         rng = Random()  # noqa: S311  # election jitter
         self._engine = RaftEngine(store, self._partition, raft or RaftSettings(), rng, time.monotonic())
 
-        self._calls: deque[Callable[[], None]] = deque()
+        self._calls: deque[tuple[Callable[[], None], Answer | None]] = deque()
         self._appends: deque[tuple[bytes, BatchHeader, _Pending]] = deque()
         self._waiting: deque[_Pending] = deque()
         self._answers: list[tuple[Answer, Any]] = []
@@ -134,6 +135,7 @@ class Replica:
         self._woken = False
         self._led = False
         self._closing = False
+        self._ended = False
         self._read_only = False
         self._last_sync_s = 0.0
         self._maintain_at_s = 0.0
@@ -156,7 +158,7 @@ class Replica:
             raise self._not_leader()
         pending = _Pending(answer, time.monotonic() + self._append_timeout_s)
         self._appends.append((batch, header, pending))
-        self._wake()
+        self._queued()
 
     def command(self, payload: bytes, answer: Answer) -> None:
         """Propose a command of ``rayqueue.partition.commands``."""
@@ -176,6 +178,10 @@ class Replica:
         """Where the others listen. Who belongs to the group is said in its log, not here."""
         peers = {peer: address for peer, address in addresses.items() if peer != self._store.node_id}
         self._submit(lambda: self._transport.set_peers(peers))
+
+    def inspect(self, answer: Answer) -> None:
+        """Answers with the status as it is now; the attribute ``status`` may be a second old."""
+        self._submit(lambda: self._answers.append((answer, self._status())), answer)
 
     # -- reading ------------------------------------------------------------------------
 
@@ -273,7 +279,7 @@ class Replica:
     def _take_calls(self) -> None:
         calls, appends, engine = self._calls, self._appends, self._engine
         while calls:
-            calls.popleft()()
+            calls.popleft()[0]()
         if engine.is_leader != self._led:
             self._led = engine.is_leader
             self._admission.reset()
@@ -373,18 +379,20 @@ class Replica:
                 now_ms = time.time_ns() // 1_000_000
                 point = retention_point(snapshot, now_ms, settings.retention_ms, settings.retention_bytes)
             if point > self._partition.start_offset:
-                self.command(trim_command(point), lambda _: None)
+                # Straight to the engine: close() may have begun, and that is no reason to fail. If it is refused,
+                # the next round tries again.
+                with suppress(RayQueueError):
+                    self._engine.propose(trim_command(point), None)
 
     def _end(self) -> None:
-        error = ReplicaClosedError(f"{self._name()} is closed")
-        for _, _, pending in self._appends:
-            self._answer(pending, error)
+        self._ended = True
+        self._refuse_queued()
         unknown = AppendTimeoutError(f"{self._name()} was closed before a majority answered; outcome unknown")
         for pending in self._waiting:
             self._answer(pending, unknown)
         with self._readers_lock:
             readers, self._readers = self._readers, []
-        self._answers.extend((reader, error) for reader in readers)
+        self._answers.extend((reader, self._closed_error()) for reader in readers)
         self._flush_answers()
         if self._store.dirty and not self._read_only:
             self._store.sync()
@@ -405,22 +413,39 @@ class Replica:
             else:
                 self._waiting.append(pending)
 
-        self._submit(attempt)
+        self._submit(attempt, answer)
 
-    def _submit(self, call: Callable[[], None]) -> None:
+    def _submit(self, call: Callable[[], None], answer: Answer | None = None) -> None:
         self._check_open()
-        self._calls.append(call)
-        self._wake()
+        self._calls.append((call, answer))
+        self._queued()
 
-    def _wake(self) -> None:
+    def _queued(self) -> None:
         # One wake-up is enough for everything queued before the thread looks.
         if not self._woken:
             self._woken = True
             self._transport.wake()
+        if self._ended:
+            self._refuse_queued()  # the thread has looked for the last time
+
+    def _refuse_queued(self) -> None:
+        """Answer what nobody will take any more. From any thread: what is popped is answered once."""
+        refused: list[Answer | None] = []
+        with suppress(IndexError):
+            while True:
+                refused.append(self._appends.popleft()[2].answer)
+        with suppress(IndexError):
+            while True:
+                refused.append(self._calls.popleft()[1])
+        error = self._closed_error()
+        self._deliver([(answer, error) for answer in refused if answer is not None])
 
     def _check_open(self) -> None:
         if self._closing:
-            raise ReplicaClosedError(f"{self._name()} is closed")
+            raise self._closed_error()
+
+    def _closed_error(self) -> ReplicaClosedError:
+        return ReplicaClosedError(f"{self._name()} is closed")
 
     def _not_leader(self) -> NotLeaderError:
         leader = self.status.leader
