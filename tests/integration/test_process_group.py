@@ -1,0 +1,307 @@
+"""A partition as real processes, with real disks and sockets: what is acknowledged survives.
+
+Each test starts its own group. Times are bounded generously, for a busy
+machine; the printed ones (``pytest -s``) are what to look at.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rayqueue.config import Settings
+from rayqueue.errors import (
+    CorruptBatchError,
+    InvalidInputError,
+    InvalidOffsetError,
+    MembershipError,
+    NotLeaderError,
+    OffsetOutOfRangeError,
+    OutcomeUnknownError,
+    OversizedBatchError,
+    ReplicaClosedError,
+    SequenceGapError,
+    UnknownFormatError,
+)
+from rayqueue.ids import NodeId
+from rayqueue.testing import ProcessGroup, wait_for
+from tests.integration.history import RECORDS_PER_BATCH, Writer, check_logs, numbered
+
+KILLS = 5
+
+
+@contextmanager
+def running_group(path: Path, replicas: int = 3, **settings: Any) -> Iterator[ProcessGroup]:
+    with ProcessGroup(path, replicas, settings=Settings(**settings)) as group:
+        group.leader()
+        yield group
+        assert group.crashes == []
+
+
+@pytest.fixture
+def group(tmp_path: Path) -> Iterator[ProcessGroup]:
+    with running_group(tmp_path) as group:
+        yield group
+
+
+def followers(group: ProcessGroup) -> list[NodeId]:
+    leader = group.leader()
+    return [node for node in group.running if node != leader]
+
+
+def wait_for_records(writer: Writer, more: int, timeout_s: float = 15.0) -> None:
+    enough = writer.written + more
+    wait_for(lambda: writer.written >= enough, f"{more} more records of writer {writer.producer_id}", timeout_s)
+
+
+# -- kill -9 ----------------------------------------------------------------------
+
+
+def test_leader_killed_again_and_again(group: ProcessGroup) -> None:
+    outages_s = []
+    sequence = count(0, RECORDS_PER_BATCH)
+    with Writer(group, 1) as writer:
+        for _ in range(KILLS):
+            wait_for_records(writer, 100)
+            leader = group.leader()
+            began_s = time.perf_counter()
+            group.kill(leader)
+            # A second producer, so that no acknowledgement of the old leader can be taken for one of the new.
+            group.append(numbered(2, next(sequence)))
+            outages_s.append(time.perf_counter() - began_s)
+            group.restart(leader)
+            group.wait_for_offset(writer.acked[-1].base_offset, leader)
+    told = ", ".join(f"{outage_s:.3f}" for outage_s in outages_s)
+    print(f"\nleader killed to next acknowledged write: {told} s, median {statistics.median(outages_s):.3f} s")
+    check_logs(group, writer)
+    assert max(outages_s) < 3.0
+    assert statistics.median(outages_s) < 1.0
+
+
+def test_all_killed_at_once(group: ProcessGroup) -> None:
+    with Writer(group, 1, in_flight=8) as writer:
+        wait_for_records(writer, 500)
+        group.kill()
+        group.restart()
+        wait_for_records(writer, 500)
+        group.kill()
+        group.restart()
+        wait_for_records(writer, 500)
+    check_logs(group, writer)
+
+
+def test_restart_resumes_from_disk(group: ProcessGroup) -> None:
+    with Writer(group, 1) as writer:
+        wait_for_records(writer, 500)
+    before = check_logs(group, writer)
+    batch = numbered(1, writer.written)
+    appended = group.append(batch)
+    group.wait_for_offset(appended.base_offset + appended.count)
+    group.restart()
+    group.wait_for_offset(appended.base_offset + appended.count)
+    after = check_logs(group, writer, from_disk=True)
+    assert after[:-1] == before
+    assert after[-1] == (appended.base_offset, appended.count, batch)
+    # The producers' table is on disk as well: the same batch is known, the next one is expected, a later one is not.
+    again = group.append(batch)
+    assert again == (appended.base_offset, appended.count, True)
+    with pytest.raises(SequenceGapError):
+        group.append(numbered(1, writer.written + 10 * RECORDS_PER_BATCH), via=group.leader())
+    following = group.append(numbered(1, writer.written + RECORDS_PER_BATCH))
+    assert following == (appended.base_offset + appended.count, RECORDS_PER_BATCH, False)
+
+
+def test_follower_killed_disturbs_nobody(group: ProcessGroup) -> None:
+    leader, term = group.leader(), group.status(group.leader()).term
+    with Writer(group, 1) as writer:
+        for follower in followers(group):
+            group.kill(follower)
+            wait_for_records(writer, 200)
+            group.restart(follower)
+            group.wait_for_offset(writer.acked[-1].base_offset, follower)
+    check_logs(group, writer)
+    assert (group.leader(), group.status(leader).term) == (leader, term)
+
+
+# -- SIGSTOP ------------------------------------------------------------------------
+
+
+def test_paused_leader_is_replaced_and_follows(group: ProcessGroup) -> None:
+    with Writer(group, 1) as writer:
+        wait_for_records(writer, 100)
+        paused = group.leader()
+        group.pause(paused)
+        with ThreadPoolExecutor(1) as pool:
+            # It reaches the old leader before it can know that it is none any more.
+            late = pool.submit(group.append, numbered(2, 0), via=paused)
+            successor = group.leader()
+            assert successor != paused
+            wait_for_records(writer, 500)
+            group.resume(paused)
+            with pytest.raises((NotLeaderError, OutcomeUnknownError)):
+                late.result(30)
+        with pytest.raises((NotLeaderError, OutcomeUnknownError)):
+            group.confirm_leadership(paused)
+        group.confirm_leadership(group.leader())
+        group.wait_for_offset(writer.acked[-1].base_offset, paused)
+    check_logs(group, writer)
+    assert group.status(paused).role == "follower"
+
+
+# -- members ------------------------------------------------------------------------
+
+
+def test_members_change_under_writes(group: ProcessGroup) -> None:
+    with Writer(group, 1) as writer:
+        wait_for_records(writer, 200)
+        old_leader = group.leader()
+        leaving = followers(group)[0]
+        added = group.add_learner()
+        assert group.status(group.leader()).learners == (added,)
+        group.promote(added)
+        assert group.status(group.leader()).voters == tuple(sorted([*group.nodes]))
+        group.remove(leaving)
+        with pytest.raises(MembershipError):
+            group.remove(group.leader())
+        group.transfer(added)
+        group.remove(old_leader)
+        wait_for_records(writer, 200)
+        group.restart(added)
+        wait_for_records(writer, 200)
+    check_logs(group, writer)
+    assert len(group.nodes) == 2
+    for status in group.statuses().values():
+        assert (status.voters, status.learners) == (tuple(group.nodes), ())
+
+
+def test_snapshot_for_a_replica_behind_the_log(tmp_path: Path) -> None:
+    small = {"max_batch_bytes": 1 << 16, "segment_bytes": 1 << 16, "retention_bytes": 1 << 18}
+    with running_group(tmp_path, log=small) as group:
+        absent = followers(group)[0]
+        with Writer(group, 1, padding_bytes=2000) as writer:
+            wait_for_records(writer, 100)
+            group.kill(absent)
+            behind = writer.acked[-1].base_offset
+
+            def trimmed() -> bool:
+                status = group.status(group.leader())
+                return status.start_offset > behind + 500 and status.base_index > behind
+
+            wait_for(trimmed, "the log to be trimmed past what the absent replica has", 30.0)
+            group.restart(absent)
+            group.wait_for_offset(writer.acked[-1].base_offset, absent)
+            wait_for_records(writer, 100)
+        end = writer.acked[-1].base_offset + writer.acked[-1].count
+        group.wait_for_offset(end)
+        status = group.status(absent)
+        assert 0 < status.base_index < status.last_index
+        with pytest.raises(OffsetOutOfRangeError) as caught:
+            group.fetch(absent, 0)
+        assert caught.value.details["start"] >= behind
+        start = max(group.status(node).start_offset for node in group.nodes)
+        logs = [group.read_log(node, start, from_disk=True) for node in group.nodes]
+        assert logs[0]
+        assert logs[0] == logs[1] == logs[2]
+        # It also took over what it never applied: who wrote, and up to which sequence.
+        group.transfer(absent)
+        repeated = numbered(1, writer.written - RECORDS_PER_BATCH, padding_bytes=2000)
+        assert group.append(repeated, via=absent) == writer.acked[-1]._replace(duplicate=True)
+
+
+# -- reading ------------------------------------------------------------------------
+
+
+def test_nobody_reads_past_the_high_watermark(tmp_path: Path) -> None:
+    with running_group(tmp_path, 5) as group:
+        group.append(numbered(1, 0))
+        group.wait_for_offset(RECORDS_PER_BATCH)
+        leader, (follower, *others) = group.leader(), followers(group)
+        for node in others:
+            group.pause(node)
+        with ThreadPoolExecutor(2) as pool:
+            pending = pool.submit(group.append, numbered(1, RECORDS_PER_BATCH), via=leader)
+
+            def written_but_not_committed() -> bool:
+                status = group.status(follower)
+                return status.last_index > status.commit and status.last_index == group.status(leader).last_index
+
+            wait_for(written_but_not_committed, "the batch to be on two disks of five")
+            for node in (leader, follower):
+                assert group.fetch(node, RECORDS_PER_BATCH) == []
+                assert len(group.fetch(node, 0, from_disk=True)) == 1
+                with pytest.raises(OffsetOutOfRangeError):
+                    group.fetch(node, RECORDS_PER_BATCH + 1)
+            long_poll = pool.submit(group.fetch, follower, RECORDS_PER_BATCH, max_wait_ms=10_000)
+            for node in others:
+                group.resume(node)
+            assert not isinstance(pending.exception(15), NotLeaderError)  # it may have lost the leadership meanwhile
+            answer = group.append(numbered(1, RECORDS_PER_BATCH))
+            assert answer.base_offset == RECORDS_PER_BATCH
+            assert [batch.base_offset for batch in long_poll.result(15)] == [RECORDS_PER_BATCH]
+
+
+# -- bad input ------------------------------------------------------------------------
+
+
+def test_bad_input_is_refused_before_anything_is_written(group: ProcessGroup) -> None:
+    leader, follower = group.leader(), followers(group)[0]
+    good = numbered(1, 0)
+    group.append(good)
+    group.wait_for_offset(RECORDS_PER_BATCH)
+    before = {node: group.status(node).last_index for node in group.nodes}
+
+    flipped = bytearray(good)
+    flipped[-1] ^= 1
+    oversized = numbered(1, RECORDS_PER_BATCH, count=1000, padding_bytes=2000)
+    refused: list[tuple[bytes, type[Exception]]] = [
+        (oversized, OversizedBatchError),
+        (bytes(flipped), CorruptBatchError),
+        (good[:-1], CorruptBatchError),
+        (good + b"\0", CorruptBatchError),
+        (b"XQ" + good[2:], UnknownFormatError),
+        (good[:2] + b"\xff" + good[3:], UnknownFormatError),
+        (b"", UnknownFormatError),
+        (numbered(1, 2 * RECORDS_PER_BATCH), SequenceGapError),
+    ]
+    for batch, error in refused:
+        with pytest.raises(error):
+            group.append(batch, via=leader)
+    with pytest.raises(NotLeaderError) as caught:
+        group.append(numbered(1, RECORDS_PER_BATCH), via=follower)
+    assert caught.value.details["leader"] == leader
+    for node in group.nodes:
+        for offset in (-1, 2**63, "1", 1.5):
+            with pytest.raises(InvalidOffsetError):
+                group.fetch(node, offset)  # type: ignore[arg-type]
+        with pytest.raises(OffsetOutOfRangeError):
+            group.fetch(node, RECORDS_PER_BATCH + 1)
+        with pytest.raises(InvalidInputError):
+            group.fetch(node, 0, lane=256, from_disk=True)
+        assert group.fetch(node, RECORDS_PER_BATCH) == []
+    assert {node: group.status(node).last_index for node in group.nodes} == before
+    assert group.append(numbered(1, RECORDS_PER_BATCH)).base_offset == RECORDS_PER_BATCH
+
+
+def test_closed_replica_says_so(group: ProcessGroup) -> None:
+    closed = group.leader()
+    group.append(numbered(1, 0))
+    group.close_replica(closed)
+    for _ in range(2):
+        with pytest.raises(ReplicaClosedError):
+            group.append(numbered(1, RECORDS_PER_BATCH), via=closed)
+        with pytest.raises(ReplicaClosedError):
+            group.fetch(closed, 0)
+        with pytest.raises(ReplicaClosedError):
+            group.confirm_leadership(closed)
+    assert group.append(numbered(1, RECORDS_PER_BATCH)).base_offset == RECORDS_PER_BATCH
+    group.restart(closed)
+    group.wait_for_offset(2 * RECORDS_PER_BATCH)
+    assert [batch.base_offset for batch in group.read_log(closed)] == [0, RECORDS_PER_BATCH]
