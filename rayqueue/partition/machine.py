@@ -52,7 +52,7 @@ from rayqueue.records.checksum import crc32c
 
 Answer = Appended | Trimmed | Committed | Deleted | Fenced | Configured | RayQueueError
 
-SWEEP_ROWS = 256
+SWEEP_ROWS = 128
 """Rows below the log's start that one entry deletes at most, so that a large trim holds up nobody."""
 
 _CHECKPOINT_VERSION = 1

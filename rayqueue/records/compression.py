@@ -1,8 +1,10 @@
 """Compression of a batch's Arrow message as a whole.
 
-As a whole, not by Arrow's own compression of each buffer: measured on 1,000
-JSON records of 100 B, that takes twice the time (lz4: 187 µs against 96 µs to
-compress, 161 µs against 39 µs to decompress) for about the same size.
+As a whole, not by Arrow's own compression of each buffer: that would let the
+message decide how much memory its reader allocates. It is also slower. On
+1,000 JSON records of 100 B, Arrow took 85 µs and 40 µs with lz4 (here 66 and
+29), 220 µs and 118 µs with zstd (here 133 and 60) to compress and to read;
+its zstd was 11 % smaller, its lz4 the same size.
 
 ``unpack`` never allocates more than the length the batch header declares,
 whatever the compressed bytes say.

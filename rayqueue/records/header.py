@@ -53,6 +53,9 @@ MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 """Default limit for what a batch may decompress to. Producers, brokers and consumers share it,
 so that no batch is accepted by one and refused by the next."""
 
+MAX_SEQUENCE = 2**63
+"""Sequences stay below this, so that the next one always fits."""
+
 TRANSACTIONAL = 1 << 0
 CONTROL = 1 << 1
 """Reserved for the markers that end a transaction."""
@@ -184,6 +187,8 @@ def check_header(header: BatchHeader, buffer: Bytes, *, max_message_bytes: int =
         )
     if header.count == 0:
         raise InvalidInputError("a batch must hold at least one record")
+    if header.sequence + header.count > MAX_SEQUENCE:
+        raise InvalidInputError(f"sequence {header.sequence} is out of range", sequence=header.sequence)
     if header.min_timestamp > header.max_timestamp:
         raise InvalidInputError(
             f"smallest timestamp {header.min_timestamp} is after the largest {header.max_timestamp}"

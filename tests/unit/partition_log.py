@@ -39,6 +39,7 @@ class Log:
         self.settings = settings or PartitionSettings()
         self.store = MemoryStore(GroupId("orders-0"), NodeId("n1"))
         self.partition = Partition(self.store, self.settings)
+        self.store.sync()  # the settings of a partition are durable before its first entry is
         self.payloads: list[bytes] = []  # the payload of index 1 is the first
 
     def apply(self, payload: bytes) -> Any:

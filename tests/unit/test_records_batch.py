@@ -52,7 +52,7 @@ def columns(draw: st.DrawFn, max_count: int = 80) -> dict[str, Any]:
         "compression": draw(st.sampled_from(Compression)),
         "producer_id": draw(st.integers(0, 2**64 - 1)),
         "epoch": draw(st.integers(0, 2**32 - 1)),
-        "sequence": draw(st.integers(0, 2**63 - 1)),
+        "sequence": draw(st.integers(0, 2**63 - max_count)),
         "transactional": draw(st.booleans()),
     }
 
@@ -361,6 +361,7 @@ def change(batch: bytes, fmt: str, at: int, number: Any) -> bytes:
         ("<B", 45, 3, UnknownFormatError, "does not know"),
         ("<H", 46, 1 << 7, UnknownFormatError, "does not know"),
         ("<H", 46, 1 << 2, CorruptBatchError, "too short"),
+        ("<Q", 32, 2**63 - 1, InvalidInputError, "out of range"),
         ("<q", 48, 2, InvalidInputError, "after the largest"),
         ("<I", 64, 2**32 - 1, OversizedBatchError, "unpacks to"),
         ("<I", 64, 1, CorruptBatchError, "message has 1 bytes"),
