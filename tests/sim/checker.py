@@ -146,8 +146,11 @@ class Checker:
     def _check_rows(self, node: SimNode, reference: MemoryStore) -> None:
         if node.machine.first_needed() <= node.disk.base_index:
             raise BrokenError("lost", f"{node.node_id} trimmed what readers may still ask for")
-        for table in (Table.OFFSETS, Table.PRODUCERS, Table.GROUPS):
-            if list(node.disk.scan(table)) != list(reference.scan(table)):
+        # Rows before the first readable batch are swept a few at a time, so replicas may differ there.
+        start = node.machine.start_offset
+        first = next(reference.scan(Table.OFFSETS, stop=(start + 1).to_bytes(8, "big"), reverse=True), (b"", b""))[0]
+        for table, begin in ((Table.OFFSETS, first), (Table.PRODUCERS, b""), (Table.GROUPS, b"")):
+            if list(node.disk.scan(table, begin)) != list(reference.scan(table, begin)):
                 raise BrokenError("lost", f"{node.node_id} has other {table.name} than the log gives")
 
     def _check_acks(self, accepted: list[tuple[int, BatchHeader]]) -> None:
