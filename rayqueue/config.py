@@ -216,6 +216,38 @@ class TransportSettings(Section):
         return self
 
 
+class CallSettings(Section):
+    """Calls to the actor of one replica."""
+
+    max_appends: Positive = Field(default=1024, description="appends under way at a time; more wait in Ray's queue")
+    max_fetches: Positive = Field(
+        default=4096, description="fetches under way at a time, with those that wait for new records (55 KB each)"
+    )
+    max_controls: Positive = Field(default=64, description="all other calls under way at a time")
+    max_fetch_bytes: Positive = Field(default=4 * MIB, description="the most that one fetch returns")
+    max_fetch_wait_ms: NotNegative = Field(default=30_000, description="the longest that a fetch waits for records")
+    disk_readers: Positive = Field(default=4, description="threads that read what is not in memory any more")
+
+
+class ClientSettings(Section):
+    """What an application's side does with a replica that does not answer, or not well."""
+
+    retry_min_ms: Positive = Field(default=10, description="wait before the first attempt to repeat a call")
+    retry_max_ms: Positive = Field(default=500, description="wait before each attempt after many")
+    call_timeout_ms: Positive = Field(default=30_000, description="a call that makes no progress for this long fails")
+    doubt_ms: Positive = Field(
+        default=200, description="a leader that has not answered for this long is doubted: the others are asked"
+    )
+    max_in_flight: Annotated[Positive, Field(le=32)] = Field(
+        default=8, description="batches of one producer on their way; at most what a partition remembers of it"
+    )
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        _require(self, "retry_min_ms", "at most", "retry_max_ms")
+        return self
+
+
 class Settings(BaseSettings):
     """All settings of a process. See the module's text for where they come from."""
 
@@ -236,6 +268,8 @@ class Settings(BaseSettings):
     raft: RaftSettings = RaftSettings()
     log: LogSettings = LogSettings()
     transport: TransportSettings = TransportSettings()
+    calls: CallSettings = CallSettings()
+    client: ClientSettings = ClientSettings()
 
     _sources: dict[str, str] = PrivateAttr(default_factory=dict)
 

@@ -10,7 +10,17 @@ from typing import Any
 import pytest
 from pydantic import BaseModel, SecretStr
 
-from rayqueue.config import LogSettings, RaftSettings, Settings, TransportSettings, descriptions, effective
+from rayqueue.config import (
+    CallSettings,
+    ClientSettings,
+    LogSettings,
+    RaftSettings,
+    Section,
+    Settings,
+    TransportSettings,
+    descriptions,
+    effective,
+)
 from rayqueue.errors import ConfigError
 
 MIB = 1024 * 1024
@@ -181,7 +191,7 @@ def test_unknown_argument(key: str) -> None:
 
 def test_unknown_key_says_what_there_is() -> None:
     assert "did you mean raft.heartbeat_ms? raft has append_batch_bytes, " in str(refusal(raft={"heartbeet_ms": 1}))
-    assert "There are data_dir, log, namespace, raft, transport" in str(refusal(nonsense=1))
+    assert "There are calls, client, data_dir, log, namespace, raft, transport" in str(refusal(nonsense=1))
 
 
 @pytest.mark.parametrize(
@@ -401,7 +411,14 @@ def test_a_section_by_hand_reads_no_environment(monkeypatch: pytest.MonkeyPatch)
 def test_effective_lists_every_setting_once() -> None:
     keys = [row.key for row in effective(Settings())]
     expected = ["data_dir", "namespace"]
-    for name, section in (("raft", RaftSettings), ("log", LogSettings), ("transport", TransportSettings)):
+    sections: dict[str, type[Section]] = {
+        "raft": RaftSettings,
+        "log": LogSettings,
+        "transport": TransportSettings,
+        "calls": CallSettings,
+        "client": ClientSettings,
+    }
+    for name, section in sections.items():
         expected += [f"{name}.{key}" for key in section.model_fields]
     assert keys == expected
 

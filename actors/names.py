@@ -1,0 +1,23 @@
+"""What replicas are called: in Ray, where their peers and clients find them, and on disk."""
+
+from __future__ import annotations
+
+import re
+
+from rayqueue.errors import InvalidInputError
+from rayqueue.ids import GroupId, NodeId
+
+_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
+
+
+def check_id(identifier: str) -> str:
+    """It becomes the name of a directory: ``InvalidInputError`` unless that is safe."""
+    if not _ID.fullmatch(identifier):
+        raise InvalidInputError(
+            f"{identifier!r} cannot be an id: letters, digits, dots, underscores and hyphens, at most 200"
+        )
+    return identifier
+
+
+def actor_name(group_id: GroupId, node_id: NodeId) -> str:
+    return f"rayqueue/{group_id}/{node_id}"

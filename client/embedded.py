@@ -1,0 +1,88 @@
+"""A Ray of our own on this machine, for whoever has none running.
+
+Owns how that Ray is started: on loopback only, without dashboard, with its own
+temporary directory, and with the few of Ray's internal settings that only the
+one who starts it can choose (DESIGN: "Ray facts"). On a Ray that somebody else
+started everything works too, only slower where these settings matter.
+
+It does not know what runs on that Ray.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import ray
+
+from rayqueue.config import MIB
+
+RAY_SYSTEM_SETTINGS = {
+    # Arguments and results up to this size travel inside the call. Ray's default, 100 KB, is just below a batch of
+    # 1,000 records of 100 bytes; what is larger makes a detour through the object store, which doubles its cost.
+    "max_direct_call_object_size": MIB + MIB // 4,
+    # Ray tells the caller of a process that died only after it has waited this long for the cause of death,
+    # and looks at its list of such calls at this interval: 1 to 2 seconds by default.
+    "timeout_ms_task_wait_for_death_info": 10,
+    "core_worker_internal_heartbeat_ms": 100,
+}
+
+_LOOPBACK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
+_USAGE_STATS = "RAY_USAGE_STATS_ENABLED"
+
+
+@contextlib.contextmanager
+def embedded_ray(*, cpus: int = 2, object_store_bytes: int = 128 * MIB, **options: Any) -> Iterator[None]:
+    """Ray, for as long as the block lasts: the one this process is connected with, or else a new one.
+
+    ``options`` go to ``ray.init``.
+    """
+    if ray.is_initialized():
+        yield
+        return
+    # Short, because the paths of Ray's sockets must stay below 108 bytes.
+    temporary = Path(tempfile.mkdtemp(prefix="rayqueue-"))
+    try:
+        with _private_and_quiet():
+            ray.init(
+                address="local",
+                num_cpus=cpus,
+                object_store_memory=object_store_bytes,
+                include_dashboard=False,
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+                _temp_dir=str(temporary),
+                _system_config=RAY_SYSTEM_SETTINGS,
+                **options,
+            )
+        yield
+    finally:
+        ray.shutdown()
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _private_and_quiet() -> Iterator[None]:
+    """Ray binds to the machine's address, unless it believes that it must not, as on macOS and Windows."""
+    from ray._private import ray_constants
+
+    wanted = {_LOOPBACK: "0", _USAGE_STATS: "0"}
+    before = {name: os.environ.get(name) for name in wanted}
+    multi_node = ray_constants.ENABLE_RAY_CLUSTER
+    os.environ.update(wanted)
+    ray_constants.ENABLE_RAY_CLUSTER = False
+    try:
+        yield
+    finally:
+        ray_constants.ENABLE_RAY_CLUSTER = multi_node
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
