@@ -70,8 +70,14 @@ class ProcessGroup:
         settings: Settings | None = None,
         partition: PartitionSettings | None = None,
         group_id: str = "test-0",
+        setup: str | None = None,
     ) -> None:
-        """Make ``replicas`` new replicas below ``data_dir`` and start them. ``settings`` counts for all of them."""
+        """Make ``replicas`` new replicas below ``data_dir`` and start them. ``settings`` counts for all of them.
+
+        ``setup`` (``"module:function"``) is called in each process before its
+        replica starts: a place to put faults or stopwatches in. It may return
+        a function, which ``setup_report`` calls.
+        """
         settings = settings or Settings()
         given = settings.transport.secret
         secret = secrets.token_urlsafe() if given is None else given.get_secret_value()
@@ -79,6 +85,7 @@ class ProcessGroup:
         self._settings = settings_values(settings, secret)
         self._partition = asdict(partition or PartitionSettings())
         self._group_id = group_id
+        self._setup = setup
         self._made = replicas
         self._processes: dict[NodeId, Process] = {}
         self._addresses: dict[NodeId, tuple[str, int]] = {}
@@ -153,6 +160,10 @@ class ProcessGroup:
 
     def usage(self, node: NodeId) -> Usage:
         return Usage(**self._processes[node].ask("usage"))
+
+    def setup_report(self, node: NodeId) -> Any:
+        """What the function that ``setup`` returned says now."""
+        return self._processes[node].ask("setup_report")
 
     # -- writing -----------------------------------------------------------------------
 
@@ -359,6 +370,7 @@ class ProcessGroup:
                 partition=self._partition,
                 create=create,
                 voters=voters,
+                setup=self._setup,
             )
             if node in self._processes:
                 self._ended.append(self._processes[node])

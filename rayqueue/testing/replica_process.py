@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,7 @@ class ReplicaServer:
         self._channel = channel
         self._pool = ThreadPoolExecutor(_FETCH_THREADS, "fetch")
         self._replica: Replica | None = None
+        self._setup_report: Callable[[], Any] | None = None
 
     def serve(self) -> None:
         """Until the other end is gone."""
@@ -107,9 +109,12 @@ class ReplicaServer:
 
     # -- calls ----------------------------------------------------------------------------
 
-    def on_start(self, head: dict[str, Any], _: list[bytes], answer: Answer) -> None:
+    def on_start(self, head: dict[str, Any], __: list[bytes], answer: Answer) -> None:
         path, group_id, node_id = Path(head["path"]), GroupId(head["group_id"]), NodeId(head["node_id"])
         settings = Settings(**head["settings"])
+        if head["setup"] is not None:
+            module, _, function = head["setup"].partition(":")
+            self._setup_report = getattr(import_module(module), function)()
         if head["create"]:
             members = None if head["voters"] is None else Members.of(head["voters"])
             create_replica(path, group_id, node_id, members, settings)
@@ -155,6 +160,9 @@ class ReplicaServer:
 
     def on_usage(self, _: dict[str, Any], __: list[bytes], answer: Answer) -> None:
         self.replica.inspect(lambda status: answer(asdict(usage(status))))
+
+    def on_setup_report(self, _: dict[str, Any], __: list[bytes], answer: Answer) -> None:
+        answer(None if self._setup_report is None else self._setup_report())
 
     def on_load(self, head: dict[str, Any], blobs: list[bytes], answer: Answer) -> None:
         count, in_flight, timeout_s = head["count"], head["in_flight"], head["timeout_s"]
