@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import hmac
-import json
 import os
 import socket
 import statistics
@@ -29,6 +28,7 @@ import trustme
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from benchmarks._bench import Bench, parser
 from rayqueue.ids import GroupId, Index, NodeId, Term
 from rayqueue.log.store import Entry
 from rayqueue.raft.messages import AppendEntries, AppendReply, PreVote, TimeoutNow
@@ -200,23 +200,20 @@ def measure(seconds: float, trips: int) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="a few seconds in all")
-    parser.add_argument("--json", action="store_true", help="only the JSON line")
-    parser.add_argument("--role", choices=("follow", "drain"), help=argparse.SUPPRESS)
-    parser.add_argument("--port", type=int, help=argparse.SUPPRESS)
-    parser.add_argument("--certificates", type=Path, help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    if arguments.role == "follow":
-        follow(arguments.port, arguments.certificates)
-    elif arguments.role == "drain":
-        drain(arguments.port)
+    options = parser(__doc__)
+    options.add_argument("--role", choices=("follow", "drain"), help=argparse.SUPPRESS)
+    options.add_argument("--port", type=int, help=argparse.SUPPRESS)
+    options.add_argument("--certificates", type=Path, help=argparse.SUPPRESS)
+    chosen = options.parse_args()
+    if chosen.role == "follow":
+        follow(chosen.port, chosen.certificates)
+    elif chosen.role == "drain":
+        drain(chosen.port)
     else:
-        figures = measure(1.0 if arguments.quick else 5.0, 3000 if arguments.quick else 20_000)
-        if not arguments.json:
-            for name, value in figures.items():
-                print(f"{name:36} {value:12,.1f}")
-        print(json.dumps({name: round(value, 1) for name, value in figures.items()}))
+        bench = Bench("raft_transport", chosen)
+        bench.add(**measure(1.0 if bench.quick else 5.0, 3000 if bench.quick else 20_000))
+        bench.table("TCP transport between two processes", ("", "figure"), list(bench.figures.items()))
+        bench.finish()
 
 
 if __name__ == "__main__":
