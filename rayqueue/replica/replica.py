@@ -88,7 +88,7 @@ class _Watched(Partition):
         answer = super().apply(index, payload)
         if payload[0] == BATCH_TAG and type(answer) is Appended and not answer.duplicate:
             lane = BatchHeader.parse(payload).lane if self.settings.lanes > 1 else 0
-            self.tail.append(Fetched(answer.base_offset, answer.count, payload), lane)
+            self.tail.append(answer.base_offset, answer.count, payload, lane)
         return answer
 
     def restore(self, state: bytes) -> None:
@@ -141,6 +141,7 @@ class Replica:
         self._maintain_at_s = 0.0
         self._syncs = 0
         self._sync_s = 0.0
+        self._published: tuple[object, ...] = ()
         self.status = self._status()
         self._thread = threading.Thread(target=self._main, name=f"raft {store.group_id} {store.node_id}", daemon=True)
         self._thread.start()
@@ -339,22 +340,12 @@ class Replica:
 
     def _publish(self) -> None:
         """Let the other threads see where things stand."""
-        old, engine = self.status, self._engine
-        seen = (old.term, old.leader, old.role, old.read_only, old.damaged, old.voters, old.learners)
-        role = self._role()
-        members = engine.members
-        current = (
-            engine.term,
-            engine.leader,
-            role,
-            self._read_only,
-            self._store.damaged,
-            tuple(sorted(members.voters)),
-            tuple(sorted(members.learners)),
-        )
-        if current != seen:
-            self.status = self._status()
-            _log.info("%s: %s of term %d, leader %s", self._name(), role, engine.term, engine.leader)
+        engine, store = self._engine, self._store
+        current = (engine.term, engine.leader, engine.is_leader, engine.members, self._read_only, store.damaged)
+        if current != self._published:
+            self._published = current
+            status = self.status = self._status()
+            _log.info("%s: %s of term %d, leader %s", self._name(), status.role, status.term, status.leader)
         if self._readers:
             self._wake_readers()
 
