@@ -5,11 +5,13 @@ puts a stopwatch around the steps named in ``STEPS``; ``profile`` lets the
 leader append to itself and prints what the stopwatches of the leader and of a
 follower show. Times are exclusive: a step's own, without the steps inside it.
 Wall time that is not CPU time was spent waiting: for the disk, for a peer, or
-for Python's lock. A stopwatch costs about a microsecond per call.
+for Python's lock. What the stopwatches cost is subtracted, as far as it can be
+known beforehand.
 """
 
 from __future__ import annotations
 
+import statistics
 import threading
 import time
 from collections.abc import Callable
@@ -55,42 +57,77 @@ STEPS: tuple[tuple[str, str, str], ...] = (
 
 
 class Stopwatches:
-    """Exclusive wall and CPU time per step, over all threads."""
+    """Exclusive wall and CPU time per step, over all threads, less what the stopwatches themselves take."""
 
     def __init__(self) -> None:
-        self.calls: dict[str, int] = {step: 0 for *_, step in STEPS}
-        self.wall_s: dict[str, float] = dict.fromkeys(self.calls, 0.0)
-        self.cpu_s: dict[str, float] = dict.fromkeys(self.calls, 0.0)
+        self._steps: dict[str, list[float]] = {}  # calls, calls inside, wall, CPU
         self._local = threading.local()
+        self._own, self._inside = self._calibrate()
 
     def around(self, step: str, function: Callable[..., Any]) -> Callable[..., Any]:
         local, wall, cpu = self._local, time.perf_counter, time.thread_time
+        total = self._steps.setdefault(step, [0.0, 0.0, 0.0, 0.0])
 
         @wraps(function)
         def timed(*arguments: Any, **named: Any) -> Any:
-            inner: list[list[float]] = local.__dict__.setdefault("inner", [])
-            spent = [0.0, 0.0]  # by the steps inside this one
-            inner.append(spent)
+            try:
+                outer: list[list[float]] = local.outer
+            except AttributeError:
+                outer = local.outer = []
+            inside = [0.0, 0.0, 0.0]  # calls, wall and CPU of the steps inside this one
+            outer.append(inside)
             began_wall, began_cpu = wall(), cpu()
             try:
                 return function(*arguments, **named)
             finally:
-                took_wall, took_cpu = wall() - began_wall, cpu() - began_cpu
-                inner.pop()
-                if inner:
-                    inner[-1][0] += took_wall
-                    inner[-1][1] += took_cpu
-                self.calls[step] += 1
-                self.wall_s[step] += took_wall - spent[0]
-                self.cpu_s[step] += took_cpu - spent[1]
+                took_cpu, took_wall = cpu() - began_cpu, wall() - began_wall
+                outer.pop()
+                if outer:
+                    above = outer[-1]
+                    above[0] += 1
+                    above[1] += took_wall
+                    above[2] += took_cpu
+                total[0] += 1
+                total[1] += inside[0]
+                total[2] += took_wall - inside[1]
+                total[3] += took_cpu - inside[2]
 
         return timed
 
-    def read(self) -> dict[str, Any]:
-        return {step: (self.calls[step], self.wall_s[step], self.cpu_s[step]) for step in self.calls}
+    def read(self) -> dict[str, tuple[float, float, float]]:
+        """Calls, wall and CPU seconds of each step so far."""
+        (own_wall, own_cpu), (inside_wall, inside_cpu) = self._own, self._inside
+        return {
+            step: (calls, wall - calls * own_wall - inside * inside_wall, cpu - calls * own_cpu - inside * inside_cpu)
+            for step, (calls, inside, wall, cpu) in self._steps.items()
+        }
+
+    def _calibrate(self) -> tuple[tuple[float, float], tuple[float, float]]:
+        """What a stopwatch adds to its own step, and to the step around it, per call: wall and CPU."""
+        rounds, times = 100, 100
+        inner = self.around("inner", lambda: None)
+
+        def repeat() -> None:
+            for _ in range(times):
+                inner()
+
+        outer = self.around("outer", repeat)
+        own: list[tuple[float, float]] = []
+        inside: list[tuple[float, float]] = []
+        for _ in range(rounds):
+            self._steps["inner"][:] = self._steps["outer"][:] = [0.0] * 4
+            outer()
+            own.append((self._steps["inner"][2] / times, self._steps["inner"][3] / times))
+            inside.append((self._steps["outer"][2] / times, self._steps["outer"][3] / times))
+        del self._steps["inner"], self._steps["outer"]
+        return _medians(own), _medians(inside)
 
 
-def install() -> Callable[[], dict[str, Any]]:
+def _medians(pairs: list[tuple[float, float]]) -> tuple[float, float]:
+    return statistics.median(wall for wall, _ in pairs), statistics.median(cpu for _, cpu in pairs)
+
+
+def install() -> Callable[[], dict[str, tuple[float, float, float]]]:
     """Put the stopwatches in place. What it returns reads them."""
     watches = Stopwatches()
     for module_name, path, step in STEPS:
@@ -120,8 +157,9 @@ def profile(bench: Bench, group: ProcessGroup, title: str, batch: Callable[[], b
         row: list[object] = [step]
         for node in (leader, follower):
             calls, wall_s, cpu_s = (now - then for now, then in zip(after[node][step], before[node][step], strict=True))
-            row += [calls / count, wall_s / count * 1e6, cpu_s / count * 1e6]
+            row += [calls / count, max(0.0, wall_s / count * 1e6), max(0.0, cpu_s / count * 1e6)]
         rows.append(row)
+    rows.append(["all of them", *(sum(float(str(row[column])) for row in rows) for column in range(1, 7))])
     rows.sort(key=lambda row: -float(str(row[2])))
     columns = ("step, us per batch", "leader: calls", "wall", "CPU", "follower: calls", "wall", "CPU")
     bench.table(f"{title}: {1e6 / report.batches_per_s:,.0f} us per batch, with the stopwatches on", columns, rows)

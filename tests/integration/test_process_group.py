@@ -32,6 +32,7 @@ from rayqueue.errors import (
     UnknownFormatError,
 )
 from rayqueue.ids import NodeId
+from rayqueue.partition import Fetched
 from rayqueue.testing import ProcessGroup, wait_for
 from tests.integration.history import RECORDS_PER_BATCH, Writer, check_logs, numbered
 
@@ -55,6 +56,15 @@ def group(tmp_path: Path) -> Iterator[ProcessGroup]:
 def followers(group: ProcessGroup) -> list[NodeId]:
     leader = group.leader()
     return [node for node in group.running if node != leader]
+
+
+def read_what_is_left(group: ProcessGroup) -> list[list[Fetched]] | None:
+    """Every replica's log from the first offset that all of them still have; None if one was trimmed meanwhile."""
+    start = max(group.status(node).start_offset for node in group.nodes)
+    try:
+        return [group.read_log(node, start, from_disk=True) for node in group.nodes]
+    except OffsetOutOfRangeError:
+        return None
 
 
 def wait_for_records(writer: Writer, more: int, timeout_s: float = 15.0) -> None:
@@ -206,10 +216,11 @@ def test_snapshot_for_a_replica_behind_the_log(tmp_path: Path) -> None:
         with pytest.raises(OffsetOutOfRangeError) as caught:
             group.fetch(absent, 0)
         assert caught.value.details["start"] >= behind
-        start = max(group.status(node).start_offset for node in group.nodes)
-        logs = [group.read_log(node, start, from_disk=True) for node in group.nodes]
-        assert logs[0]
-        assert logs[0] == logs[1] == logs[2]
+        first, second, third = wait_for(
+            lambda: read_what_is_left(group), "logs that are not trimmed while they are read"
+        )
+        assert first == second == third
+        assert first[-1].base_offset + first[-1].count == end
         # It also took over what it never applied: who wrote, and up to which sequence.
         group.transfer(absent)
         repeated = numbered(1, writer.written - RECORDS_PER_BATCH, padding_bytes=2000)
