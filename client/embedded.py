@@ -49,7 +49,7 @@ def embedded_ray(*, cpus: int = 2, object_store_bytes: int = 128 * MIB, **option
     # Short, because the paths of Ray's sockets must stay below 108 bytes.
     temporary = Path(tempfile.mkdtemp(prefix="rayqueue-"))
     try:
-        with _private_and_quiet():
+        with loopback_only():
             ray.init(
                 address="local",
                 num_cpus=cpus,
@@ -68,8 +68,11 @@ def embedded_ray(*, cpus: int = 2, object_store_bytes: int = 128 * MIB, **option
 
 
 @contextlib.contextmanager
-def _private_and_quiet() -> Iterator[None]:
-    """Ray binds to the machine's address, unless it believes that it must not, as on macOS and Windows."""
+def loopback_only() -> Iterator[None]:
+    """A Ray that is started in this block is reachable from this machine only, and reports to nobody.
+
+    Ray binds to the machine's address unless it believes that it cannot have other nodes, as on macOS and Windows.
+    """
     from ray._private import ray_constants
 
     wanted = {_LOOPBACK: "0", _USAGE_STATS: "0"}

@@ -135,6 +135,7 @@ class ReplicaGroup:
             ray.kill(handle, no_restart=True)
         while any(map(self._is_named, handles)) and time.monotonic() < deadline_s:
             time.sleep(_LOOK_AGAIN_S)  # Ray forgets their names a little later, and until then refuses them to others
+        self._route.forget()
 
     # -- who is there ----------------------------------------------------------------------
 
@@ -168,9 +169,9 @@ class ReplicaGroup:
         idempotent = BatchHeader.parse(batch).producer_id != 0
         return self._call(lambda handle: handle.append.remote(batch), idempotent=idempotent)[1]  # type: ignore[no-any-return]
 
-    def pipeline(self, *, in_flight: int | None = None) -> Pipeline:
+    def pipeline(self) -> Pipeline:
         """For one producer that appends many batches."""
-        return Pipeline(self._new_route(self.nodes), self.settings.client, in_flight=in_flight)
+        return Pipeline(self._new_route(self.nodes), self.settings.client)
 
     def fetch(self, offset: int, max_bytes: int = MIB, *, max_wait_ms: int = 0, lane: int | None = None) -> Fetch:
         """Batches from ``offset`` on, from the leader; waits for the first one if told to."""

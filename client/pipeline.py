@@ -1,9 +1,13 @@
-"""Appends of one idempotent producer: in order, several on their way at a time.
+"""Appends of one idempotent producer: in order, and as many by one call as wait for it.
 
-Owns the window of batches that are not acknowledged. When the first of them
-fails and may be repeated, it and all after it are sent again, in their order,
-to whoever leads then. What had been written already is answered as a
-duplicate, so nothing is lost, doubled or reordered, whatever happened between.
+Ray runs the calls to an async actor in any order, even those of one caller. So
+one call at a time is under way, with everything that was sent before it
+started; what is sent meanwhile goes with the next one. That also costs half as
+much per batch as a call for each of several in flight.
+
+When a call fails and may be repeated, its batches are sent again, in their
+order, to whoever leads then. What had been written already is answered as a
+duplicate: nothing is lost, doubled or reordered, whatever happened between.
 
 Not thread-safe. It does not make batches, and does not number them.
 """
@@ -13,8 +17,9 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from contextlib import suppress
 from random import Random
+from typing import NamedTuple
 
 import ray
 
@@ -30,12 +35,14 @@ from rayqueue.records import BatchHeader
 Done = Callable[[Appended], None]
 
 
-@dataclass(slots=True)
-class _Sent:
+class _Sent(NamedTuple):
     batch: bytes
     done: Done
-    ref: Ref = None
-    node: NodeId | None = None
+
+
+class _Call(NamedTuple):
+    ref: Ref
+    node: NodeId
 
 
 class Pipeline:
@@ -45,11 +52,11 @@ class Pipeline:
     it, and by each one after: what was not acknowledged then is unknown.
     """
 
-    def __init__(self, route: Route, settings: ClientSettings, *, in_flight: int | None = None) -> None:
+    def __init__(self, route: Route, settings: ClientSettings) -> None:
         self._route = route
-        self._in_flight = min(in_flight or settings.max_in_flight, settings.max_in_flight)
+        self._settings = settings
         self._window: deque[_Sent] = deque()
-        self._in_doubt = False
+        self._call: _Call | None = None
         self._failed: RayQueueError | None = None
         self._retry = Retry(settings, Random(), time.monotonic(), idempotent=True)  # noqa: S311  # jitter
 
@@ -59,25 +66,22 @@ class Pipeline:
         return len(self._window)
 
     def send(self, batch: bytes, done: Done) -> None:
-        """Append the batch; ``done`` gets its answer, from inside a later call. Waits while the window is full."""
+        """Append the batch; ``done`` gets its answer, from inside a later call. Waits while too many are unanswered."""
         if not BatchHeader.parse(batch).producer_id:
             raise InvalidInputError("a batch without a producer id cannot be repeated: give it one, or append it alone")
         self._raise_failed()
-        while len(self._window) >= self._in_flight:
+        while len(self._window) >= self._settings.max_in_flight:
             self._settle()
         if not self._window:
             self._retry.progress(time.monotonic())
         self._window.append(_Sent(batch, done))
-        if not self._in_doubt:
-            try:
-                self._send_from(len(self._window) - 1)
-            except RayQueueError:
-                self._in_doubt = True
+        self._start_call_if_possible()
 
     def poll(self) -> None:
-        """Take the answers that have come. Waits only while something has to be sent again."""
+        """Take the answers that have come, without waiting for more."""
         self._raise_failed()
-        while self._window and (self._in_doubt or ray.wait([self._window[0].ref], timeout=0)[0]):
+        self._start_call_if_possible()
+        while self._call is not None and ray.wait([self._call.ref], timeout=0)[0]:
             self._settle()
 
     def flush(self) -> None:
@@ -87,26 +91,39 @@ class Pipeline:
             self._settle()
 
     def _settle(self) -> None:
-        """One attempt to get the first batch's answer, or to send the window again."""
+        """Wait for the call that is under way, or make one attempt at a new one."""
         try:
-            if self._in_doubt:
-                self._send_from(0)
-                self._in_doubt = False
-            first = self._window[0]
-            answer = self._route.result(first.ref, first.node or NodeId("?"), self._retry.deadline_s)
+            call = self._call or self._start_call()
+            answers: list[Appended | RayQueueError] = self._route.result(call.ref, call.node, self._retry.deadline_s)
         except RayQueueError as error:
-            self._in_doubt = True
+            self._call = None
             self._recover(error)
             return
-        self._window.popleft()
-        self._retry.progress(time.monotonic())
-        first.done(answer)
+        self._call = None
+        for answer in answers:
+            if isinstance(answer, RayQueueError):
+                self._recover(answer)
+                return
+            self._retry.progress(time.monotonic())
+            self._window.popleft().done(answer)
+        self._start_call_if_possible()
 
-    def _send_from(self, position: int) -> None:
+    def _start_call_if_possible(self) -> None:
+        if self._call is None and self._window and self._route.leader is not None:
+            with suppress(RayQueueError):  # the next wait for an answer meets it again, and deals with it
+                self._start_call()
+
+    def _start_call(self) -> _Call:
         node, handle = self._route.to_leader()
-        for number in range(position, len(self._window)):
-            sent = self._window[number]
-            sent.ref, sent.node = handle.append.remote(sent.batch), node
+        batches: list[bytes] = []
+        size_bytes = 0
+        for sent in self._window:
+            size_bytes += len(sent.batch)
+            if batches and size_bytes > self._settings.call_bytes:
+                break
+            batches.append(sent.batch)
+        self._call = _Call(handle.append_many.remote(batches), node)
+        return self._call
 
     def _recover(self, error: RayQueueError) -> None:
         try:

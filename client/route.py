@@ -58,6 +58,11 @@ class Route:
             raise NotLeaderError(f"no replica of {self.group_id} leads at the moment", leader=None)
         return self.leader, self.handle(self.leader)
 
+    def forget(self) -> None:
+        """Everything, for the replicas are gone."""
+        self.leader, self.term = None, Term(0)
+        self._handles.clear()
+
     def hint(self, leader: NodeId | None) -> None:
         """A replica said who leads, or that it does not know."""
         self.leader = leader if leader in self.nodes else None

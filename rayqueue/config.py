@@ -239,8 +239,9 @@ class ClientSettings(Section):
         default=200, description="a leader that has not answered for this long is doubted: the others are asked"
     )
     max_in_flight: Annotated[Positive, Field(le=32)] = Field(
-        default=8, description="batches of one producer on their way; at most what a partition remembers of it"
+        default=16, description="batches of one producer on their way; at most what a partition remembers of it"
     )
+    call_bytes: Positive = Field(default=MIB, description="batches that go by one call; a larger one goes alone")
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
