@@ -11,8 +11,9 @@ LMDB has no page checksums, so each value carries its own:
   together with the transaction's id. LMDB falling back to an older version
   of the data is thereby visible.
 
-The length is compared before a byte of the value is touched: a damaged length
-would otherwise lead past the end of the file, where reading kills the process.
+A length is compared before the value is copied. py-lmdb itself touches every
+page of a value it returns, so a damaged length that leads past the end of the
+file ends the process (SIGBUS) instead of raising.
 
 Functions here raise ``DamagedLogError`` and never return bytes that were not
 written. They know nothing of transactions.
@@ -20,6 +21,7 @@ written. They know nothing of transactions.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from struct import Struct
 
@@ -103,6 +105,10 @@ class TableSum:
 
     rows: int = 0
     total: int = 0
+
+    @classmethod
+    def of(cls, crcs: Collection[int]) -> TableSum:
+        return cls(len(crcs), sum(crcs) % (1 << 64))
 
     def changed(self, old_crc: int | None, new_crc: int | None) -> TableSum:
         rows = self.rows + (new_crc is not None) - (old_crc is not None)

@@ -15,6 +15,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import resource
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +25,7 @@ from rayqueue.errors import DamagedLogError, DiskFullError, StorageError, StoreI
 
 DATA_FILE = "data.mdb"
 LOCK_FILE = "LOCK"
+_SCRATCH_FILE = "ROOM"
 DAMAGED_FILE = "DAMAGED"
 
 FULL_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
@@ -36,6 +38,8 @@ _MAGIC = 0xBEEFC0DE
 _VERSION = 1
 _P_META = 0x08
 _UNWRITTEN_TAIL_BYTES = 64 << 20
+
+_ROOM_BYTES = 4 << 20  # beside the payload: pages of the trees that a transaction copies
 
 
 class DirectoryLock:
@@ -111,6 +115,28 @@ def write_damaged(path: Path, why: str) -> None:
         if error.errno in FULL_ERRNOS:
             raise DiskFullError(f"no space to mark {path} as damaged", path=str(path)) from error
         raise
+
+
+def is_full(path: Path, code: int, needed_bytes: int) -> bool:
+    """Whether a write failed because there is no room for it.
+
+    When only a part of a write fits, LMDB reports EIO, which is also what a
+    broken disk says. So ask the file system for that much room."""
+    if code != errno.EIO:
+        return code in FULL_ERRNOS
+    needed_bytes += _ROOM_BYTES
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
+    if limit != resource.RLIM_INFINITY and (path / DATA_FILE).stat().st_size + needed_bytes > limit:
+        return True
+    scratch = path / _SCRATCH_FILE
+    try:
+        with scratch.open("wb") as file:
+            os.posix_fallocate(file.fileno(), 0, needed_bytes)
+    except OSError as error:
+        return error.errno in FULL_ERRNOS
+    finally:
+        scratch.unlink(missing_ok=True)
+    return False
 
 
 @dataclass(frozen=True, slots=True)

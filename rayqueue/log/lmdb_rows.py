@@ -27,7 +27,6 @@ from rayqueue.log.lmdb_codec import (
     ENTRY_HEADER,
     HARD,
     StoredState,
-    TableSum,
     decode_checkpoint,
     decode_entry,
     decode_entry_header,
@@ -130,12 +129,9 @@ class View:
     def checkpoints(self) -> list[Checkpoint]:
         return [decode_checkpoint(value) for _, value in self.rows(CHECKPOINTS)]
 
-    def table_sum(self, table: Table) -> TableSum:
-        """Reads the whole table."""
-        found = TableSum()
-        for key, value in self.rows(table.value):
-            found = found.changed(None, row_crc(encode_row(table.value, key, value)))
-        return found
+    def row_crcs(self, table: Table) -> dict[bytes, int]:
+        """The checksum of each row. Reads the whole table."""
+        return {key: row_crc(encode_row(table.value, key, value)) for key, value in self.rows(table.value)}
 
     # -- rows ------------------------------------------------------------------
 

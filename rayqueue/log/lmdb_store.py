@@ -59,16 +59,16 @@ from rayqueue.log.lmdb_codec import (
 )
 from rayqueue.log.lmdb_file import (
     DATA_FILE,
-    FULL_ERRNOS,
     DirectoryLock,
     check_data_file,
+    is_full,
     make_empty,
     move_into_place,
     read_damaged,
     write_damaged,
 )
 from rayqueue.log.lmdb_rows import IDENTITY_KEY, SPACE_NAMES, STATE_KEY, Spaces, View, damaged
-from rayqueue.log.lmdb_write import write_ops
+from rayqueue.log.lmdb_write import RowMemory, write_ops
 from rayqueue.log.ops import EMPTY_STATE, Append, LogState, Op
 from rayqueue.log.snapshot_gate import SnapshotGate
 from rayqueue.log.store import Checkpoint, Entry, Table
@@ -194,12 +194,13 @@ class LmdbStore(BufferedStore):
             _check_identity(view, self._path, self._group_id, self._node_id)
             stored = view.state()
             _check_log(view, stored.state)
+            self._rows = RowMemory(sums=stored.sums)
             for table in SUMMED_TABLES:
-                _check_sum(view, table, stored.sums[table])
+                self._rows.crcs[table] = view.row_crcs(table)
+                _check_sum(table, self._rows.crcs[table], stored.sums[table])
             checkpoints = {saved.index: saved.term for saved in view.checkpoints()}
             if stored.state.base_index and stored.state.base_index not in checkpoints:
                 raise DamagedLogError("the checkpoint that the log starts from is missing")
-        self._sums = stored.sums
         self._load(stored.state, checkpoints)
 
     # -- writing -----------------------------------------------------------------
@@ -207,6 +208,7 @@ class LmdbStore(BufferedStore):
     def _commit(self, ops: Sequence[Op], state: LogState) -> None:
         if self._failed is not None:
             raise StorageError(f"writing ended after: {self._failed}", cause=self._failed)
+        payload_bytes = sum(len(op.entry.payload) for op in ops if type(op) is Append)
         appends = any(type(op) is Append for op in ops)
         while True:
             try:
@@ -215,19 +217,27 @@ class LmdbStore(BufferedStore):
             except lmdb.MapFullError:
                 self._grow(appends)
             except lmdb.Error as error:
-                raise self._write_error(error) from error
+                raise self._write_error(error, payload_bytes) from error
         if self._options.max_bytes is not None and self._map_bytes > self._limit(True):
             self._move_map(self._limit(True), wait_ms=0)  # the reserve is there again for the next time
 
     def _write(self, ops: Sequence[Op], state: LogState) -> None:
-        with self._env.begin(write=True, buffers=True) as txn:
-            sums = write_ops(txn, self._spaces, ops, self._sums)
-            stored = encode_state(StoredState(txn.id(), state, sums))
+        txn = self._env.begin(write=True, buffers=True)
+        try:
+            written = write_ops(txn, self._spaces, ops, self._rows)
+            stored = encode_state(StoredState(txn.id(), state, written.sums))
             txn.put(STATE_KEY, encode_row(HARD, STATE_KEY, stored), db=self._spaces[HARD])
-        self._sums = sums
+        except BaseException:
+            # py-lmdb aborts once no thread is inside any call on this environment. Readers that are always inside
+            # one keep it waiting for ever, so they have to stand back.
+            with self._gate.paused(self._options.growth_wait_ms):
+                txn.abort()
+            raise
+        txn.commit()
+        self._rows.take(written)
 
-    def _write_error(self, error: lmdb.Error) -> StorageError:
-        if error.code in FULL_ERRNOS:
+    def _write_error(self, error: lmdb.Error, payload_bytes: int) -> StorageError:
+        if is_full(self._path, error.code, payload_bytes):
             return DiskFullError(f"no space for the log of {self._node_id}: {error}", path=str(self._path))
         self._failed = str(error)
         if isinstance(error, lmdb.CorruptedError | lmdb.PageNotFoundError | lmdb.InvalidError):
@@ -368,7 +378,7 @@ def _write_empty(path: Path, group_id: GroupId, node_id: NodeId, options: LmdbOp
             state = encode_state(StoredState(txn.id(), EMPTY_STATE, sums))
             txn.put(STATE_KEY, encode_row(HARD, STATE_KEY, state), db=spaces[HARD])
     except lmdb.Error as error:
-        if error.code in FULL_ERRNOS:
+        if is_full(path, error.code, 0):
             raise DiskFullError(f"no space for a new store at {path}", path=str(path)) from error
         raise StorageError(f"no store can be made at {path}: {error}", path=str(path)) from error
     finally:
@@ -397,7 +407,6 @@ def _check_log(view: View, state: LogState) -> None:
         raise DamagedLogError(f"entry {state.last_index} is not of term {state.last_term}", index=state.last_index)
 
 
-def _check_sum(view: View, table: Table, expected: TableSum) -> None:
-    found = view.table_sum(table)
-    if found != expected:
-        raise DamagedLogError(f"{table.name} has {found.rows} rows, not the {expected.rows} that were written")
+def _check_sum(table: Table, crcs: dict[bytes, int], expected: TableSum) -> None:
+    if TableSum.of(crcs.values()) != expected:
+        raise DamagedLogError(f"{table.name} has {len(crcs)} rows, and not the {expected.rows} that were written")

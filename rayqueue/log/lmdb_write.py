@@ -4,11 +4,17 @@ Owns the order and the form of the writes inside one transaction; begins and
 commits nothing. Rows are gathered first, so that a row that changed many
 times is written once, and written in key order; keys past the end of their
 table are appended, which fills pages instead of halving them.
+
+Every call into LMDB lets go of the interpreter's lock, and busy readers may
+take their time to give it back. So what the writer must know about the tables
+(the checksums of the summed ones, the last key of the others) is kept in
+memory, in ``RowMemory``, and a transaction consists of little but its writes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import lmdb
 
@@ -28,11 +34,41 @@ from rayqueue.log.ops import Append, Delete, Free, Install, MoveBase, Op, Put, S
 from rayqueue.log.store import Checkpoint, Entry, Table
 
 
-def write_ops(
-    txn: lmdb.Transaction[memoryview], spaces: Spaces, ops: Sequence[Op], sums: dict[Table, TableSum]
-) -> dict[Table, TableSum]:
-    """Write everything but the single values; returns the tables' new sums."""
-    sums = dict(sums)
+@dataclass(slots=True)
+class RowMemory:
+    """What is known of the rows on disk without reading them."""
+
+    crcs: dict[Table, dict[bytes, int]] = field(default_factory=lambda: {table: {} for table in SUMMED_TABLES})
+    sums: dict[Table, TableSum] = field(default_factory=lambda: {table: TableSum() for table in SUMMED_TABLES})
+    ends: dict[Table, bytes] = field(default_factory=dict)
+    """The last key of a table that is not summed, where known; empty for an empty table."""
+
+    def take(self, written: Written) -> None:
+        """The transaction is committed."""
+        for table, changes in written.crcs.items():
+            known = {} if written.installed else self.crcs[table]
+            for key, crc in changes.items():
+                if crc is None:
+                    known.pop(key, None)
+                else:
+                    known[key] = crc
+            self.crcs[table] = known
+        self.sums, self.ends = written.sums, written.ends
+
+
+@dataclass(slots=True)
+class Written:
+    """What a transaction will have changed once it is committed."""
+
+    sums: dict[Table, TableSum]
+    ends: dict[Table, bytes]
+    crcs: dict[Table, dict[bytes, int | None]] = field(default_factory=lambda: {table: {} for table in SUMMED_TABLES})
+    installed: bool = False
+
+
+def write_ops(txn: lmdb.Transaction[memoryview], spaces: Spaces, ops: Sequence[Op], memory: RowMemory) -> Written:
+    """Write everything but the single values."""
+    written = Written(dict(memory.sums), dict(memory.ends))
     rows: dict[Table, dict[bytes, bytes | None]] = {}
     run: list[Entry] = []  # appended, not written yet
     for op in ops:
@@ -56,20 +92,20 @@ def write_ops(
             case MoveBase(base_index, _):
                 _delete_checkpoints(txn, spaces, base_index)
             case Install(checkpoint):
-                run, rows = [], {Table.MEMBERS: {index_key(checkpoint.index): checkpoint.members}}
-                sums = {table: TableSum() for table in SUMMED_TABLES}
                 for name in (ENTRIES, CHECKPOINTS, *(table.value for table in Table)):
                     txn.drop(spaces[name], delete=False)
                 _put_checkpoint(txn, spaces, checkpoint)
+                run, rows = [], {Table.MEMBERS: {index_key(checkpoint.index): checkpoint.members}}
+                written = Written({table: TableSum() for table in SUMMED_TABLES}, {}, installed=True)
             case _:
                 pass  # the single values are one row, written by the caller
     _append(txn, spaces, run)
     for table, changes in rows.items():
-        if table in sums:
-            sums[table] = _write_summed(txn, spaces, table, changes, sums[table])
+        if table in written.sums:
+            _write_summed(txn, spaces, table, changes, memory, written)
         else:
-            _write_rows(txn, spaces, table, changes)
-    return sums
+            _write_rows(txn, spaces, table, changes, written)
+    return written
 
 
 def _append(txn: lmdb.Transaction[memoryview], spaces: Spaces, entries: list[Entry]) -> None:
@@ -103,16 +139,25 @@ def _delete_checkpoints(txn: lmdb.Transaction[memoryview], spaces: Spaces, befor
 
 
 def _write_rows(
-    txn: lmdb.Transaction[memoryview], spaces: Spaces, table: Table, changes: dict[bytes, bytes | None]
+    txn: lmdb.Transaction[memoryview],
+    spaces: Spaces,
+    table: Table,
+    changes: dict[bytes, bytes | None],
+    written: Written,
 ) -> None:
     name, space = table.value, spaces[table.value]
     with txn.cursor(space) as cursor:
-        end = bytes(cursor.key()) if cursor.last() else b""
-        new = []
+        end = written.ends.pop(table, None)
+        if end is None:
+            end = bytes(cursor.key()) if cursor.last() else b""
+        new: list[tuple[bytes, bytes]] = []
+        end_deleted = False
         for key in sorted(changes):
             value = changes[key]
             if value is None:
-                txn.delete(key, db=space)
+                if key <= end:
+                    txn.delete(key, db=space)
+                    end_deleted |= key == end
             elif key > end:
                 new.append((key, encode_row(name, key, value)))
             else:
@@ -120,6 +165,9 @@ def _write_rows(
     if new:
         with txn.cursor(space) as cursor:
             cursor.putmulti(new, append=True)
+        written.ends[table] = new[-1][0]
+    elif not end_deleted:
+        written.ends[table] = end
 
 
 def _write_summed(
@@ -127,17 +175,21 @@ def _write_summed(
     spaces: Spaces,
     table: Table,
     changes: dict[bytes, bytes | None],
-    total: TableSum,
-) -> TableSum:
+    memory: RowMemory,
+    written: Written,
+) -> None:
     name, space = table.value, spaces[table.value]
+    known = {} if written.installed else memory.crcs[table]
+    total, crcs = written.sums[table], written.crcs[table]
     for key in sorted(changes):
-        old, value = txn.get(key, db=space), changes[key]
-        old_crc = None if old is None else row_crc(old)
+        old_crc, value = known.get(key), changes[key]
         if value is not None:
             stored = encode_row(name, key, value)
-            total = total.changed(old_crc, row_crc(stored))
+            crcs[key] = row_crc(stored)
+            total = total.changed(old_crc, crcs[key])
             txn.put(key, stored, db=space)
-        elif old is not None:
+        elif old_crc is not None:
+            crcs[key] = None
             total = total.changed(old_crc, None)
             txn.delete(key, db=space)
-    return total
+    written.sums[table] = total

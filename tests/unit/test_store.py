@@ -289,7 +289,17 @@ def test_scan_is_ordered_and_merges_the_buffer(store: LogStore, reverse: bool) -
     for number in range(0, 300, 10):
         store.delete(Table.OFFSETS, key(number))
     model = {n: b"buffer" if n % 2 else b"disk" for n in range(300) if n % 10}
-    for start, stop in ((0, None), (5, 250), (100, 101), (100, 100), (17, 16), (299, None), (300, None), (0, 40)):
+    for start, stop in (
+        (0, None),
+        (5, 250),
+        (100, 101),
+        (100, 100),
+        (17, 16),
+        (299, None),
+        (300, None),
+        (0, 40),
+        (7, 999),
+    ):
         expected = [(key(n), v) for n, v in sorted(model.items()) if n >= start and (stop is None or n < stop)]
         limit = None if stop is None else key(stop)
         found = list(store.scan(Table.OFFSETS, key(start), limit, reverse=reverse))
