@@ -31,7 +31,7 @@ from rayqueue.client.retry import Retry
 from rayqueue.client.route import Handle, Route
 from rayqueue.config import MIB, Settings
 from rayqueue.errors import RayQueueError
-from rayqueue.ids import GroupId, NodeId
+from rayqueue.ids import GroupId, NodeId, Offset
 from rayqueue.partition import Appended, PartitionSettings
 from rayqueue.records import BatchHeader
 from rayqueue.replica import Status
@@ -179,6 +179,16 @@ class ReplicaGroup:
             lambda handle: handle.fetch.remote(offset, max_bytes, max_wait_ms, lane), may_take_s=max_wait_ms / 1000
         )
         return found  # type: ignore[no-any-return]
+
+    def fetch_from(self, node: NodeId, offset: int, max_bytes: int = MIB) -> Fetch:
+        """Batches as this very replica has them, which may be fewer than the leader has. One attempt."""
+        ref = self.handle(node).fetch.remote(offset, max_bytes)
+        return result_of(ref, node, self.settings.client.call_timeout_ms / 1000)  # type: ignore[no-any-return]
+
+    def end_offset(self) -> Offset:
+        """The first offset that is not written yet."""
+        self.confirm_leadership()
+        return self._call(lambda handle: handle.status.remote())[1].high_watermark  # type: ignore[no-any-return]
 
     def command(self, payload: bytes) -> Any:
         """Let the group apply a command of ``rayqueue.partition.commands``. All of them may be repeated."""

@@ -74,7 +74,23 @@ def config(
     Console().print(table)
 
 
-# `rayqueue demo` belongs here: a command that imports rayqueue.demo when it runs. `make demo` calls it.
+@app.command()
+def demo(
+    records: Annotated[int, typer.Option(min=100, max=10_000_000, help="How many records to write.")] = 100_000,
+    kills: Annotated[int, typer.Option(min=0, max=20, help="How often the leader is killed.")] = 3,
+    seconds: Annotated[float, typer.Option(min=0.0, help="How long to take for writing, if nothing fails.")] = 15.0,
+    data_dir: Annotated[Path | None, typer.Option(help="Keep the data here, instead of deleting it.")] = None,
+    svg: Annotated[Path | None, typer.Option(help="Save a picture of the demo to this file.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """A partition on three replicas loses its leader, again and again, and no record. Starts its own Ray."""
+    from rayqueue.demo import Plan, run
+
+    outcome = run(Plan(records=records, kills=kills, seconds=seconds), data_dir=data_dir, svg=svg, quiet=as_json)
+    if as_json:
+        typer.echo(json.dumps(outcome.facts()))
+    if not outcome.sound:
+        raise typer.Exit(1)
 
 
 def _flags(overrides: list[str]) -> dict[str, Any]:
