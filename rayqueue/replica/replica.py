@@ -130,6 +130,7 @@ class Replica:
         self._appends: deque[tuple[bytes, BatchHeader, _Pending]] = deque()
         self._waiting: deque[_Pending] = deque()
         self._answers: list[tuple[Answer, Any]] = []
+        self._inspections: list[Answer] = []
         self._readers: list[Answer] = []
         self._readers_lock = threading.Lock()
         self._woken = False
@@ -181,8 +182,11 @@ class Replica:
         self._submit(lambda: self._transport.set_peers(peers))
 
     def inspect(self, answer: Answer) -> None:
-        """Answers with the status as it is now; the attribute ``status`` may be a second old."""
-        self._submit(lambda: self._answers.append((answer, self._status())), answer)
+        """Answers with the status as it is now; the attribute ``status`` may be a second old.
+
+        What the answer says is true for the next call: who it says leads accepts appends.
+        """
+        self._submit(lambda: self._inspections.append(answer), answer)
 
     # -- reading ------------------------------------------------------------------------
 
@@ -346,6 +350,10 @@ class Replica:
             self._published = current
             status = self.status = self._status()
             _log.info("%s: %s of term %d, leader %s", self._name(), status.role, status.term, status.leader)
+        if self._inspections:
+            self.status = self._status()
+            inspections, self._inspections = self._inspections, []
+            self._deliver([(answer, self.status) for answer in inspections])
         if self._readers:
             self._wake_readers()
 

@@ -247,7 +247,7 @@ def test_nobody_reads_past_the_high_watermark(tmp_path: Path) -> None:
             wait_for(written_but_not_committed, "the batch to be on two disks of five")
             for node in (leader, follower):
                 assert group.fetch(node, RECORDS_PER_BATCH) == []
-                assert len(group.fetch(node, 0, from_disk=True)) == 1
+                assert len(group.read_log(node, from_disk=True)) == 1
                 with pytest.raises(OffsetOutOfRangeError):
                     group.fetch(node, RECORDS_PER_BATCH + 1)
             long_poll = pool.submit(group.fetch, follower, RECORDS_PER_BATCH, max_wait_ms=10_000)
