@@ -15,7 +15,7 @@ import logging
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -38,11 +38,10 @@ _USAGE_STATS = "RAY_USAGE_STATS_ENABLED"
 
 
 @contextlib.contextmanager
-def embedded_ray(*, cpus: int = 2, object_store_bytes: int = 128 * MIB, **options: Any) -> Iterator[None]:
-    """Ray, for as long as the block lasts: the one this process is connected with, or else a new one.
-
-    ``options`` go to ``ray.init``.
-    """
+def embedded_ray(
+    *, cpus: int = 2, object_store_bytes: int = 128 * MIB, system_settings: Mapping[str, Any] = RAY_SYSTEM_SETTINGS
+) -> Iterator[None]:
+    """Ray, for as long as the block lasts: the one this process is connected with, or else a new one."""
     if ray.is_initialized():
         yield
         return
@@ -58,8 +57,7 @@ def embedded_ray(*, cpus: int = 2, object_store_bytes: int = 128 * MIB, **option
                 log_to_driver=False,
                 logging_level=logging.ERROR,
                 _temp_dir=str(temporary),
-                _system_config=RAY_SYSTEM_SETTINGS,
-                **options,
+                _system_config=dict(system_settings),
             )
         yield
     finally:
