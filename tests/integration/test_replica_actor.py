@@ -140,6 +140,20 @@ def test_pipeline_keeps_order(group: ReplicaGroup) -> None:
         pipeline.send(RecordBatch.encode([b"x"], timestamps=0), answers.append)
 
 
+def test_pipeline_ends_at_what_cannot_be_cured(group: ReplicaGroup) -> None:
+    producer, answers = new_producer(), list[Appended]()
+    pipeline = group.pipeline()
+    pipeline.send(numbered(producer, 0), answers.append)
+    pipeline.flush()
+    pipeline.send(numbered(producer, RECORDS_PER_BATCH, count=1000, padding_bytes=2000), answers.append)
+    for _ in range(2):
+        with pytest.raises(OversizedBatchError):
+            pipeline.flush()
+        with pytest.raises(OversizedBatchError):
+            pipeline.send(numbered(producer, RECORDS_PER_BATCH), answers.append)
+    assert len(answers) == 1
+
+
 def test_commands(group: ReplicaGroup) -> None:
     answer = group.command(commit_command("billing", 1, {0: 3}))
     assert answer == Committed(1, {0: Offset(3)})
