@@ -34,7 +34,7 @@ def show(story: Story, console: Console) -> tuple[Outcome, RenderableType]:
         story.begin()
         while story.tick():
             draw()
-            if story.kills and story.kills[-1].rejoined_s is None and len(story.kills) == (story.plan.kills + 1) // 2:
+            if story.kills and len(story.kills) <= 2 and story.kills[-1].node not in story.statuses:
                 picture = frame(story)
             time.sleep(_FRAME_S)
         story.read_copies()
@@ -75,7 +75,7 @@ def _bars(story: Story) -> Table:
         ("read and checked", story.reader.check.read),
     )
     for name, count in counts:
-        bar = ProgressBar(total=total, completed=count, width=32)
+        bar = ProgressBar(total=total, completed=count, width=32, complete_style="green")
         table.add_row(name, bar, Text(f"{count:>9,} of {total:,}", style="bold"))
     return table
 
@@ -88,7 +88,7 @@ def _replicas(story: Story) -> Table:
         note = Text()
         if killed is not None and killed.node == node:
             age_s = time.monotonic() - killed.at_s
-            note = Text(f"kill -9 of pid {killed.pid} {age_s:.1f} s ago", style="red")
+            note = Text(f"kill -9, {age_s:.1f} s ago", style="red")
         if status is None:
             table.add_row(node, Text("gone", style="red"), "", "", note)
             continue
