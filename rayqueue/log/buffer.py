@@ -44,7 +44,7 @@ from rayqueue.log.store import Checkpoint, Entry, HardState, Table
 MAX_ENTRIES_PER_READ = 10_000
 """``entries()`` returns no more than this, however small they are."""
 
-_FIRST_CHUNK_ROWS = 16
+_FIRST_CHUNK_ROWS = 4
 _MAX_CHUNK_ROWS = 512
 
 
@@ -323,7 +323,7 @@ class BufferedStore(ABC):
                 stop = edge
             else:
                 start = edge + b"\0"
-            limit = min(limit * 2, _MAX_CHUNK_ROWS)
+            limit = min(limit * 4, _MAX_CHUNK_ROWS)
 
     def put(self, table: Table, key: bytes, value: bytes) -> None:
         self._check_open()

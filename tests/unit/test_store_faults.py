@@ -73,7 +73,7 @@ def probe(*arguments: str) -> dict[str, int]:
 def test_no_flipped_bit_is_ever_served(fast_directory: Path) -> None:
     outcomes = probe("flips", str(fast_directory), "1", "200")
     assert sum(outcomes.values()) == 200
-    assert outcomes["refused"] > 50
+    assert outcomes["refused"] > 40
     assert outcomes["right"] > 20  # a flip in a free page is nobody's business
 
 
