@@ -338,7 +338,7 @@ class ReplicaActor:
 
 
 def _start(spec: ReplicaSpec) -> Replica:
-    """Run the replica. If a process that is about to end still has the data open, wait for that."""
+    """Run the replica. While another process has the data open, wait for its end: at first here, then by restarts."""
     deadline_s = time.monotonic() + _LOCK_PATIENCE_S
     while True:
         try:
@@ -353,8 +353,10 @@ def _start(spec: ReplicaSpec) -> Replica:
                 on_fatal=_die,
             )
         except StorageError as error:
-            if error.details.get("reason") != "locked" or time.monotonic() > deadline_s:
+            if error.details.get("reason") != "locked":
                 raise
+            if time.monotonic() > deadline_s:
+                _die(error)
         time.sleep(_LOCK_RETRY_S)
 
 

@@ -76,22 +76,27 @@ class ReplicaGroup:
             save_manifest(settings, group, manifest)
         started = cls(group, manifest.voters, settings)
         places = cycle(ray_node_ids or [None])
-        for node, place in zip(manifest.voters, places, strict=False):
-            spec = ReplicaSpec(
-                group,
-                node,
-                settings,
-                create=not manifest.complete,
-                voters=manifest.voters,
-                partition=partition or PartitionSettings(),
-                host=host,
-            )
-            if not started._is_named(node):
+        absent = [place for place in zip(manifest.voters, places, strict=False) if not started._is_named(place[0])]
+        try:
+            for node, place in absent:
+                spec = ReplicaSpec(
+                    group,
+                    node,
+                    settings,
+                    create=not manifest.complete,
+                    voters=manifest.voters,
+                    partition=partition or PartitionSettings(),
+                    host=host,
+                )
                 start_actor(spec, ray_node_id=place)
-        started._wait_until_running(need_all=not manifest.complete)
-        if not manifest.complete:
-            save_manifest(settings, group, Manifest(manifest.voters, complete=True))
-        started.confirm_leadership()
+            started._wait_until_running(need_all=not manifest.complete)
+            if not manifest.complete:
+                save_manifest(settings, group, Manifest(manifest.voters, complete=True))
+            started.confirm_leadership()
+        except BaseException:
+            if len(absent) == len(manifest.voters):  # otherwise others may be using it
+                started.stop()
+            raise
         return started
 
     def _wait_until_running(self, *, need_all: bool) -> None:

@@ -359,6 +359,17 @@ def test_lost_disk_is_not_silently_replaced(settings: Settings) -> None:
         assert group.append(numbered(1, RECORDS_PER_BATCH)).base_offset == RECORDS_PER_BATCH
 
 
+def test_failed_start_leaves_nothing(settings: Settings) -> None:
+    path = settings.data_dir / "bad-0" / "n2"
+    path.parent.mkdir(parents=True)
+    path.touch()
+    with pytest.raises(StoreMissingError):
+        ReplicaGroup.start("bad-0", settings)
+    path.unlink()
+    with ReplicaGroup.start("bad-0", settings) as group:
+        assert group.append(numbered(1, 0)).base_offset == 0
+
+
 # -- members ------------------------------------------------------------------------------------------------------
 
 
