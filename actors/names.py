@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 from rayqueue.errors import InvalidInputError
 from rayqueue.ids import GroupId, NodeId
@@ -10,9 +11,9 @@ from rayqueue.ids import GroupId, NodeId
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 
 
-def check_id(identifier: str) -> str:
+def check_id(identifier: Any) -> str:
     """It becomes the name of a directory: ``InvalidInputError`` unless that is safe."""
-    if not _ID.fullmatch(identifier):
+    if not isinstance(identifier, str) or not _ID.fullmatch(identifier):
         raise InvalidInputError(
             f"{identifier!r} cannot be an id: letters, digits, dots, underscores and hyphens, at most 200"
         )

@@ -56,6 +56,7 @@ from rayqueue.partition import Appended, Fetched, PartitionSettings
 from rayqueue.partition.commands import decode
 from rayqueue.partition.reader import MAX_LANE
 from rayqueue.raft.members import Members
+from rayqueue.raft.stream import is_numeric
 from rayqueue.replica import Answer, Replica, Status, create_replica, start_replica
 
 _log = logging.getLogger(__name__)
@@ -251,6 +252,7 @@ class ReplicaActor:
     @ray.method(concurrency_group="control")
     async def set_peers(self, addresses: Mapping[NodeId, Address]) -> None:
         """Where others listen, if somebody knows better than their names in Ray."""
+        _check_addresses(addresses)
         self._addresses = {**self._addresses, **addresses}
         self._replica.set_peers(self._addresses)
 
@@ -267,19 +269,23 @@ class ReplicaActor:
 
     @ray.method(concurrency_group="control")
     async def add_learner(self, node: NodeId) -> None:
+        check_id(node)
         await self._change(lambda members: members.with_learner(node))
 
     @ray.method(concurrency_group="control")
     async def promote(self, node: NodeId) -> None:
         """Let a learner that has caught up vote."""
+        check_id(node)
         await self._change(lambda members: members.with_voter(node))
 
     @ray.method(concurrency_group="control")
     async def remove(self, node: NodeId) -> None:
+        check_id(node)
         await self._change(lambda members: members.without(node))
 
     @ray.method(concurrency_group="control")
     async def transfer_leadership(self, target: NodeId) -> None:
+        check_id(target)
         await self._asked(lambda answer: self._replica.transfer_leadership(target, answer))
 
     @ray.method(concurrency_group="control")
@@ -332,7 +338,7 @@ class ReplicaActor:
             handle = await asyncio.to_thread(ray.get_actor, name, namespace)
             call: Awaitable[Address] = handle.address.remote()
             return await asyncio.wait_for(call, _PEER_ANSWER_S)
-        except (ValueError, RayError, RayQueueError, asyncio.TimeoutError) as error:
+        except (ValueError, OSError, RayError, RayQueueError, asyncio.TimeoutError) as error:
             _log.debug("%s has not said where it listens: %s", peer, error)
             return None
 
@@ -395,6 +401,17 @@ def _check_command(payload: Any) -> None:
     if not isinstance(payload, bytes) or not payload:
         raise InvalidInputError("a command is bytes, and at least one")
     decode(payload)
+
+
+def _check_addresses(addresses: Any) -> None:
+    """The engine's thread uses them, and whatever fails there ends the process."""
+    try:
+        for node, (host, port) in addresses.items():
+            check_id(node)
+            if not is_numeric(host) or not 0 < port < 2**16:
+                raise InvalidInputError(f"{node} needs a numeric address and a port, not {host}:{port}")
+    except (AttributeError, TypeError, ValueError) as error:
+        raise InvalidInputError(f"peers come as ids with a host and a port: {error}") from None
 
 
 def _check_fetch(max_bytes: Any, max_wait_ms: Any, lane: Any) -> None:

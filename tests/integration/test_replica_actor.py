@@ -25,6 +25,7 @@ from rayqueue.errors import (
     CorruptBatchError,
     InvalidInputError,
     InvalidOffsetError,
+    MembershipError,
     NotLeaderError,
     OffsetOutOfRangeError,
     OversizedBatchError,
@@ -207,6 +208,24 @@ def test_bad_batches_are_refused_before_anything_is_written(group: ReplicaGroup)
             ray.get(leader.append_many.remote(batches))
     assert ray.get(leader.append_many.remote([])) == []
     assert {node: status.last_index for node, status in group.statuses().items()} == before
+
+
+def test_bad_members_and_addresses_are_refused(group: ReplicaGroup) -> None:
+    leader = group.leader()
+    handle, pid = group.handle(leader), group.process(leader).pid
+    for node in (None, 5, ["n1"], "", "a/b", "n77"):
+        for call in (handle.promote, handle.remove, handle.transfer_leadership):
+            with pytest.raises((InvalidInputError, MembershipError)):
+                ray.get(call.remote(node))
+    for node in (None, 5, ["n1"], "", "a/b", leader):
+        with pytest.raises(InvalidInputError):
+            ray.get(handle.add_learner.remote(node))
+    addresses: list[Any] = [None, ["n1"], {"n1": None}, {"n1": ("localhost", 1)}, {"n1": ("127.0.0.1", "x")}]
+    addresses += [{"n1": ("127.0.0.1", 0)}, {"n1": (5, 5)}, {5: ("127.0.0.1", 5)}]
+    for address in addresses:
+        with pytest.raises(InvalidInputError):
+            ray.get(handle.set_peers.remote(address))
+    assert (group.leader(), group.process(leader).pid) == (leader, pid)
 
 
 def test_bad_fetches_are_refused(group: ReplicaGroup) -> None:
