@@ -53,7 +53,6 @@ from rayqueue.config import Settings
 from rayqueue.errors import InvalidInputError, OffsetOutOfRangeError, RayQueueError, StorageError
 from rayqueue.ids import GroupId, NodeId, Offset
 from rayqueue.partition import Appended, Fetched, PartitionSettings
-from rayqueue.partition.commands import decode
 from rayqueue.partition.reader import MAX_LANE
 from rayqueue.raft.members import Members
 from rayqueue.raft.stream import is_numeric
@@ -264,7 +263,6 @@ class ReplicaActor:
     @ray.method(concurrency_group="control")
     async def command(self, payload: bytes) -> Any:
         """Propose a command of ``rayqueue.partition.commands``; answers what applying it answers."""
-        _check_command(payload)
         return await self._asked(lambda answer: self._replica.command(payload, answer))
 
     @ray.method(concurrency_group="control")
@@ -394,13 +392,6 @@ def _mark_logs(who: str) -> None:
 def _check_batch(batch: Any) -> None:
     if not isinstance(batch, bytes):
         raise InvalidInputError(f"a batch is bytes, not {type(batch).__name__}")
-
-
-def _check_command(payload: Any) -> None:
-    """What cannot be read could not be applied either, by any replica, ever."""
-    if not isinstance(payload, bytes) or not payload:
-        raise InvalidInputError("a command is bytes, and at least one")
-    decode(payload)
 
 
 def _check_addresses(addresses: Any) -> None:

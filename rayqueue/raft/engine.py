@@ -153,7 +153,10 @@ class RaftEngine(Elections):
         self._proposals.append((payload, context))
 
     def confirm_leadership(self, context: Any) -> None:
-        """Ask a majority whether this replica still leads: the answer is None, or the error that it does not."""
+        """Ask a majority whether this replica still leads: the answer is None, or the error that it does not.
+
+        With the answer None, everything that was committed when it was asked is applied here: read away.
+        """
         self._leading()
         self._confirms.append(context)
 
@@ -379,10 +382,10 @@ class RaftEngine(Elections):
         # Before its first own entry is committed, a leader does not know what was committed before it.
         if self._confirms and self.commit >= self.noop_index:
             for context in self._confirms:
-                self._leadership.confirm(context)
+                self._leadership.confirm(self.commit, context)
             self._confirms = []
             self._heartbeat_due = True
-        for context in self._leadership.confirmed(self.node_id, self.members):
+        for context in self._leadership.confirmed(self.node_id, self.members, self.applied):
             self._answer(context, None)
 
     def _drive_transfer(self) -> None:

@@ -40,7 +40,7 @@ class Leadership:
         self.transfer: Transfer | None = None
         self.uncommitted_bytes = 0
         self.waiting: dict[Index, tuple[Any, int]] = {}
-        self._confirming: list[tuple[int, Any]] = []
+        self._confirming: list[tuple[int, Index, Any]] = []
         self._store = store
         self._settings = settings
         self._snapshot_retry_s = settings.snapshot_retry_ms / 1000
@@ -118,18 +118,18 @@ class Leadership:
 
     # -- proving leadership ----------------------------------------------------------
 
-    def confirm(self, context: Any) -> None:
+    def confirm(self, commit: Index, context: Any) -> None:
         """Ask a majority whether this is still the leader. The next round's answers prove it."""
         self.round += 1
-        self._confirming.append((self.round, context))
+        self._confirming.append((self.round, commit, context))
 
-    def confirmed(self, self_id: NodeId, members: Members) -> list[Any]:
-        """Contexts of the questions that a majority has answered by now."""
+    def confirmed(self, self_id: NodeId, members: Members, applied: Index) -> list[Any]:
+        """Contexts of the questions that a majority has answered, once all that was committed then is applied."""
         done = []
         while self._confirming:
-            round_, context = self._confirming[0]
+            round_, commit, context = self._confirming[0]
             answered = [peer for peer, progress in self.progress.items() if progress.acked_round >= round_]
-            if not members.is_majority([self_id, *answered]):
+            if applied < commit or not members.is_majority([self_id, *answered]):
                 break
             done.append(context)
             self._confirming.pop(0)
@@ -137,4 +137,4 @@ class Leadership:
 
     def abandoned(self) -> list[Any]:
         """Contexts of the questions that will not be answered any more."""
-        return [context for _, context in self._confirming]
+        return [context for _, _, context in self._confirming]

@@ -32,6 +32,7 @@ from rayqueue.errors import (
     AppendTimeoutError,
     DamagedLogError,
     DiskFullError,
+    InvalidInputError,
     NotLeaderError,
     OffsetOutOfRangeError,
     RayQueueError,
@@ -50,7 +51,7 @@ from rayqueue.partition import (
     retention_point,
     trim_command,
 )
-from rayqueue.partition.commands import check_offset
+from rayqueue.partition.commands import check_offset, decode
 from rayqueue.raft.engine import Done, RaftEngine
 from rayqueue.raft.members import Members
 from rayqueue.raft.transport import Transport
@@ -163,7 +164,13 @@ class Replica:
         self._queued()
 
     def command(self, payload: bytes, answer: Answer) -> None:
-        """Propose a command of ``rayqueue.partition.commands``."""
+        """Propose a command of ``rayqueue.partition.commands``.
+
+        One that cannot be read raises here: in the log it would stop every replica that applies it.
+        """
+        if type(payload) is not bytes or not payload:
+            raise InvalidInputError("a command is bytes, and at least one")
+        decode(payload)
         self._ask(lambda pending: self._engine.propose(payload, pending), answer)
 
     def confirm_leadership(self, answer: Answer) -> None:

@@ -163,7 +163,7 @@ class Operator:
         known = self.world.checker.acked_index
 
         def answer(result: Any) -> None:
-            if result is None and node.engine.commit < known:
+            if result is None and node.engine.applied < known:
                 raise BrokenError("lost", f"{node.node_id} confirmed it leads and lacks acknowledged entry {known}")
 
         node.confirm(answer)
