@@ -271,8 +271,9 @@ def length(bench: Bench, folder: Path, steps: Steps) -> list[tuple[int, Cost]]:
                 f"batch_p50_ms_{name}": percentile(cost.report.latencies_ms, 50),
             }
             bench.add(**figures)
-            rss_mb = group.usage(leader).max_rss_bytes / 1e6
-            rows.append([batches, *figures.values(), group.status(leader).size_bytes / 1e6, rss_mb])
+            memory_mb = group.usage(leader).memory_bytes / 1e6
+            rows.append([batches, *figures.values(), group.status(leader).size_bytes / 1e6, memory_mb])
+            bench.add(**{f"leader_memory_mb_{name}": memory_mb})
     columns = ("batches in the log", "CPU us, all", "leader", "one follower", "p50 ms", "disk MB", "memory MB")
     bench.table(f"Cost of one batch of {SINGLE}, {PROBE_IN_FLIGHT} in flight, by length of the log", columns, rows)
     shutil.rmtree(folder)

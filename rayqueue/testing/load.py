@@ -13,6 +13,7 @@ import resource
 import time
 from array import array
 from dataclasses import dataclass
+from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any
 
@@ -29,7 +30,8 @@ class Usage:
     cpu_s: float
     engine_cpu_s: float
     """Of it, by the thread that drives the engine."""
-    max_rss_bytes: int
+    memory_bytes: int
+    """Its own memory now, without the pages of files that are mapped into it."""
     written_bytes: int
     """What it made the kernel write to a disk."""
     syncs: int
@@ -67,11 +69,18 @@ def usage(status: Status) -> Usage:
     return Usage(
         cpu_s=time.process_time(),
         engine_cpu_s=time.thread_time(),
-        max_rss_bytes=spent.ru_maxrss * 1024,
+        memory_bytes=_memory_bytes(),
         written_bytes=spent.ru_oublock * 512,
         syncs=status.syncs,
         sync_s=status.sync_ms / 1000,
     )
+
+
+def _memory_bytes() -> int:
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("RssAnon:"):
+            return int(line.split()[1]) * 1024
+    return 0
 
 
 class _Stamp:
