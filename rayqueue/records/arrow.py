@@ -105,7 +105,7 @@ def columns_of(values: Any, keys: Any, headers: Any, timestamps: Any) -> Columns
     arrays.append(value_array)
     if headers is not None:
         header_array = _header_array(headers, count)
-        if len(header_array.values):
+        if len(header_array.flatten()):  # not .values, which ignores that the array may be a slice
             flags |= HAS_HEADERS
             arrays.append(header_array)
     # Arrow's writer cuts slices to size and rebases their offsets; reading it back gives plain buffers.

@@ -106,6 +106,7 @@ def test_arrow_reads_the_same_records(case: dict[str, Any]) -> None:
 
 
 @given(columns(max_count=20), st.integers(0, 5), st.integers(0, 5))
+@example({"values": [None], "keys": None, "headers": [[]], "timestamps": 0}, 0, 1)  # headers only outside the slice
 def test_arrow_columns_encode_to_the_same_bytes(case: dict[str, Any], before: int, after: int) -> None:
     """Also when they are slices of longer arrays, with offsets and bitmaps that do not start at zero."""
 
