@@ -27,6 +27,7 @@ from pysyncobj.version import VERSION
 from rayqueue.errors import InvariantBrokenError
 from rayqueue.ids import Index, NodeId, Term
 from rayqueue.raft.journal import StoreJournal
+from rayqueue.records.checksum import crc32c
 
 WRITTEN_FOR = "0.3.17"
 
@@ -70,6 +71,17 @@ LEADER: int = _stock._RAFT_STATE.LEADER
 
 NO_OP: int = _stock._COMMAND_TYPE.NO_OP
 MEMBERSHIP: int = _stock._COMMAND_TYPE.MEMBERSHIP
+
+
+class Peer(Node):  # type: ignore[misc]  # pysyncobj has no types
+    """A node whose hash, and so its place in the stock engine's sets, is the same in every process."""
+
+    def __init__(self, node_id: NodeId) -> None:
+        super().__init__(node_id)
+        self._hash = crc32c(node_id.encode())
+
+    def __hash__(self) -> int:
+        return self._hash
 
 
 class _NoPoller:
@@ -137,7 +149,7 @@ class StockRaft(SyncObj):  # type: ignore[misc]  # pysyncobj has no types
         _step.now = now
         try:
             super().__init__(
-                Node(node_id),
+                Peer(node_id),
                 [],
                 conf=SyncObjConf(
                     autoTick=False,
@@ -236,14 +248,14 @@ class StockRaft(SyncObj):  # type: ignore[misc]  # pysyncobj has no types
     def stock_receive(self, sender: NodeId, message: dict[str, Any]) -> None:
         _step.now = self.now
         try:
-            SyncObj._SyncObj__onMessageReceived(self, Node(sender), message)
+            SyncObj._SyncObj__onMessageReceived(self, Peer(sender), message)
         finally:
             _step.now = None
 
     def set_peers(self, voters: Iterable[NodeId], learners: Iterable[NodeId]) -> None:
         """Who else belongs to the group."""
-        self._SyncObj__otherNodes = {Node(peer) for peer in voters}
-        self._SyncObj__readonlyNodes = {Node(peer) for peer in learners}
+        self._SyncObj__otherNodes = {Peer(peer) for peer in voters}
+        self._SyncObj__readonlyNodes = {Peer(peer) for peer in learners}
         everyone = self._SyncObj__otherNodes | self._SyncObj__readonlyNodes
         for table, default in (
             (self._SyncObj__raftMatchIndex, 0),
@@ -256,11 +268,11 @@ class StockRaft(SyncObj):  # type: ignore[misc]  # pysyncobj has no types
                 table.setdefault(node, default)
 
     def peer_matches(self, peer: NodeId, match: Index) -> None:
-        node = Node(peer)
+        node = Peer(peer)
         self._SyncObj__raftMatchIndex[node] = max(self._SyncObj__raftMatchIndex[node], match)
 
     def peer_answered(self, peer: NodeId) -> None:
-        self._SyncObj__lastResponseTime[Node(peer)] = self.now
+        self._SyncObj__lastResponseTime[Peer(peer)] = self.now
 
     def set_term(self, term: Term, vote: NodeId | None) -> None:
         SyncObj._SyncObj__setCurrentTerm(self, term, vote)
@@ -291,7 +303,7 @@ class StockRaft(SyncObj):  # type: ignore[misc]  # pysyncobj has no types
 
     @leader.setter
     def leader(self, leader: NodeId | None) -> None:
-        self._SyncObj__raftLeader = None if leader is None else Node(leader)
+        self._SyncObj__raftLeader = None if leader is None else Peer(leader)
 
     @property
     def commit(self) -> Index:

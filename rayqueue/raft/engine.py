@@ -304,7 +304,7 @@ class RaftEngine(Elections):
 
     def _on_append(self, sender: NodeId, message: AppendEntries) -> None:
         if not self._follow(sender, message.term):
-            self.send_after_sync(sender, AppendReply(self.term, False, message.prev_index, Index(0), message.round))
+            self._answer_the_past(sender)
             return
         outcome = accept(self.store, message, self.commit)
         if isinstance(outcome, Refused):
@@ -316,6 +316,14 @@ class RaftEngine(Elections):
             self._note_members(entry)
         self.commit = max(self.commit, self._verified_commit(message))
         self.send_after_sync(sender, AppendReply(self.term, True, message.prev_index, outcome.match, message.round))
+
+    def _answer_the_past(self, sender: NodeId) -> None:
+        """Tell a leader of an older term that there is a newer one, and nothing else.
+
+        The sender may lead that newer term itself by now. Echoing the round of its old message would then confirm
+        a leadership that nobody was asked about.
+        """
+        self.send_after_sync(sender, AppendReply(self.term, False, Index(0), Index(0), 0))
 
     def _verified_commit(self, message: AppendEntries) -> Index:
         """The leader's commit index, but never past what this very message proved to match."""
@@ -335,7 +343,7 @@ class RaftEngine(Elections):
 
     def _on_snapshot(self, sender: NodeId, message: InstallSnapshot) -> None:
         if not self._follow(sender, message.term):
-            self.send_after_sync(sender, AppendReply(self.term, False, message.index, Index(0), message.round))
+            self._answer_the_past(sender)
             return
         if message.index > self.commit:
             if self.store.term_at(message.index) == message.index_term:

@@ -18,10 +18,11 @@ from rayqueue.errors import (
     QueueFullError,
     TransferFailedError,
 )
-from rayqueue.ids import Index, NodeId
+from rayqueue.ids import Index, NodeId, Term
 from rayqueue.raft.engine import RaftEngine
 from rayqueue.raft.members import Members
-from rayqueue.raft.transport import PeerDown
+from rayqueue.raft.messages import AppendEntries, AppendReply
+from rayqueue.raft.transport import PeerDown, Received
 from tests.unit.engines import Engines
 
 A, B, C, D = NodeId("a"), NodeId("b"), NodeId("c"), NodeId("d")
@@ -152,6 +153,18 @@ def test_a_leader_is_confirmed_by_a_majority_and_not_without() -> None:
     group.cut = {leader.node_id}
     leader.confirm_leadership("no")
     assert isinstance(group.answer("no"), LeadershipLostError)
+
+
+def test_an_answer_to_an_older_term_confirms_no_leadership() -> None:
+    """Found by the simulator, once in 20,000 schedules: the sender led the newer term itself when the answer came."""
+    group = Engines("a", "b", "c")
+    leader = group.leader
+    group.run(1)
+    follower = next(engine for engine in group.engines.values() if not engine.is_leader)
+    old = AppendEntries(Term(leader.term - 1), Index(0), Term(0), Index(0), 13, ())
+    follower.receive(group.now, Received(leader.node_id, old))
+    (reply,) = [message for _, message in follower.step(group.now).late if isinstance(message, AppendReply)]
+    assert (reply.term, reply.success, reply.round) == (leader.term, False, 0)
 
 
 def test_a_learner_catches_up_is_promoted_and_votes() -> None:
