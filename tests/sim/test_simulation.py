@@ -16,6 +16,9 @@ from tests.sim.campaign import replay_command, run_campaign
 from tests.sim.mutations import MUTATIONS, Mutation, lying_disk
 from tests.sim.world import World
 
+# Minutes of CPU, not of waiting: how long they take depends on what else the machine does.
+pytestmark = pytest.mark.timeout(900)
+
 SCHEDULES = 1500
 MUTATION_SCHEDULES = 600
 
