@@ -139,7 +139,6 @@ class Replica:
         self._closing = False
         self._ended = False
         self._read_only = False
-        self._last_sync_s = 0.0
         self._maintain_at_s = 0.0
         self._syncs = 0
         self._sync_s = 0.0

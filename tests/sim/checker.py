@@ -64,9 +64,6 @@ class Checker:
                 raise BrokenError("lost", f"{first} and {node.node_id} both lead term {engine.term}")
         self.watch_commit(node)
 
-    def after_sync(self, node: SimNode) -> None:
-        """Nothing to compare; a hook for subclasses in tests of the checker itself."""
-
     def watch_commit(self, node: SimNode) -> None:
         """Compare what this replica committed since the last look with what anybody committed there."""
         engine, store = node.engine, node.disk

@@ -139,7 +139,6 @@ class SimNode:
             self._wake(self.world.clock.now + 0.05)
             return
         self.engine.synced()
-        self.world.checker.after_sync(self)
         self._finish(late)
 
     def _finish(self, late: list[tuple[NodeId, Message]]) -> None:
