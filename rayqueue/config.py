@@ -21,7 +21,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import (
     AfterValidator,
@@ -249,6 +249,75 @@ class ClientSettings(Section):
         return self
 
 
+class ProducerSettings(Section):
+    """What a producer does unless it is told otherwise where it is made."""
+
+    linger_ms: NotNegative = Field(
+        default=0, description="how long a record waits for company; batches fill by themselves while one is under way"
+    )
+    batch_bytes: Positive = Field(default=96 * 1024, description="a batch is sent once it has this many bytes")
+    in_flight_bytes: Positive = Field(default=4 * MIB, description="on the way to one partition, not acknowledged yet")
+    in_flight_batches: Annotated[Positive, Field(le=32)] = Field(
+        default=16, description="the same in batches; at most what a partition remembers of a producer"
+    )
+    buffer_bytes: Positive = Field(
+        default=32 * MIB, description="accepted by send and not acknowledged; more makes send wait, or raise"
+    )
+    delivery_timeout_ms: Positive = Field(
+        default=120_000, description="a record that is not acknowledged by then is reported as unknown"
+    )
+    on_full: Literal["block", "raise"] = Field(
+        default="block", description="what send does when the buffer, or the topic, is full"
+    )
+    acks: Literal["all", "leader", "none"] = Field(default="all", description="who must have a record on disk")
+    compression: Literal["none", "lz4", "zstd"] = Field(default="none", description="of each batch")
+    partitioner: str = Field(
+        default="consistent", description="consistent, murmur2, roundrobin or sticky: which partition a record goes to"
+    )
+
+
+class ConsumerSettings(Section):
+    """What a consumer does unless it is told otherwise where it is made."""
+
+    fetch_bytes: Positive = Field(default=MIB, description="asked of a partition at a time")
+    fetch_wait_ms: Positive = Field(default=500, description="how long a partition may wait for records to answer with")
+    prefetch_bytes: NotNegative = Field(
+        default=8 * MIB, description="fetched and not polled yet, over all partitions; then fetching pauses"
+    )
+    max_poll_records: Positive = Field(default=500, description="the most that one poll returns")
+    auto_commit_ms: Positive = Field(default=1000, description="how often positions are committed by themselves")
+    session_timeout_ms: Positive = Field(default=2500, description="a member that is silent for this long is out")
+    heartbeat_ms: Positive = Field(default=500, description="a member says this often that it lives")
+    max_poll_interval_ms: Positive = Field(
+        default=300_000, description="a member whose program does not poll for this long gives its partitions up"
+    )
+    assignor: Literal["sticky", "range", "roundrobin"] = Field(default="sticky", description="who reads what")
+    start: Literal["earliest", "latest"] = Field(
+        default="earliest", description="where a group begins that has committed nothing, or what retention has deleted"
+    )
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        _require(self, "heartbeat_ms", "less than", "session_timeout_ms")
+        return self
+
+
+class ClusterSettings(Section):
+    """The coordinator: topics, brokers, groups."""
+
+    auto_create_topics: bool = Field(
+        default=False, description="make a topic when somebody names one that is not there"
+    )
+    coordinators: Annotated[Positive, Field(le=7)] = Field(
+        default=3, description="replicas of the coordinator, on as many nodes; one if there are fewer than three"
+    )
+    look_ms: Positive = Field(default=500, description="how often the coordinator looks for nodes that came or went")
+    start_timeout_ms: Positive = Field(default=60_000, description="how long a start may take before it is given up")
+    disconnect_grace_ms: NotNegative = Field(
+        default=300, description="a member whose connection broke may come back within this time; else it is out"
+    )
+
+
 class Settings(BaseSettings):
     """All settings of a process. See the module's text for where they come from."""
 
@@ -271,6 +340,9 @@ class Settings(BaseSettings):
     transport: TransportSettings = TransportSettings()
     calls: CallSettings = CallSettings()
     client: ClientSettings = ClientSettings()
+    producer: ProducerSettings = ProducerSettings()
+    consumer: ConsumerSettings = ConsumerSettings()
+    cluster: ClusterSettings = ClusterSettings()
 
     _sources: dict[str, str] = PrivateAttr(default_factory=dict)
 

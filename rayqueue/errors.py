@@ -12,13 +12,24 @@
     │   ├── ProducerFencedError      a newer epoch of this producer exists
     │   ├── SequenceGapError         an earlier batch of this producer is missing
     │   └── SequenceExpiredError     a duplicate so old that its answer is forgotten
-    ├── StaleGenerationError         a consumer that is no longer a member
+    ├── GroupError
+    │   ├── StaleGenerationError     a consumer that is no longer a member
+    │   ├── UnknownMemberError       the group has gone on without this member
+    │   ├── UnknownGroupError
+    │   └── GroupNotEmptyError
+    ├── TopicError
+    │   ├── UnknownTopicError
+    │   ├── UnknownPartitionError
+    │   └── TopicExistsError
+    ├── ClusterNotFoundError         no RayQueue runs here, and none was to be started
+    ├── ClosedError                  this producer, consumer or connection was closed
     ├── NotLeaderError               ask another replica; nothing was written
     ├── ReplicaClosedError           this replica is stopping; nothing was written
     ├── QueueFullError               too much is waiting; nothing was written
     ├── OutcomeUnknownError          it may or may not have been written
     │   ├── LeadershipLostError
-    │   └── AppendTimeoutError
+    │   ├── AppendTimeoutError
+    │   └── DeliveryTimeoutError     a producer has tried for as long as it was told to
     ├── MembershipError
     │   ├── ChangeInProgressError
     │   ├── LearnerBehindError
@@ -130,10 +141,70 @@ class SequenceExpiredError(ProducerError):
     code = "sequence_expired"
 
 
-class StaleGenerationError(RayQueueError):
+class GroupError(RayQueueError):
+    """A consumer group refused."""
+
+    code = "group"
+
+
+class StaleGenerationError(GroupError):
     """The group has moved on. Join again; the commit was not taken."""
 
     code = "stale_generation"
+
+
+class UnknownMemberError(GroupError):
+    """The group has gone on without this member. Join again; what it read belongs to others now."""
+
+    code = "unknown_member"
+
+
+class UnknownGroupError(GroupError):
+    """No group of this name has ever had a member."""
+
+    code = "unknown_group"
+
+
+class GroupNotEmptyError(GroupError):
+    """The group has members. Close its consumers first."""
+
+    code = "group_not_empty"
+
+
+class TopicError(RayQueueError):
+    """A topic is not what the caller takes it for."""
+
+    code = "topic"
+
+
+class UnknownTopicError(TopicError):
+    """There is no topic of this name. Create it, or set ``cluster.auto_create_topics``."""
+
+    code = "unknown_topic"
+
+
+class UnknownPartitionError(TopicError):
+    """The topic has fewer partitions."""
+
+    code = "unknown_partition"
+
+
+class TopicExistsError(TopicError):
+    """There is a topic of this name already."""
+
+    code = "topic_exists"
+
+
+class ClusterNotFoundError(RayQueueError):
+    """No RayQueue runs on this Ray. Start one: ``rayqueue up``, or ``connect()`` without ``create=False``."""
+
+    code = "cluster_not_found"
+
+
+class ClosedError(RayQueueError):
+    """This producer, consumer or connection was closed. Make a new one."""
+
+    code = "closed"
 
 
 class NotLeaderError(RayQueueError):
@@ -177,6 +248,14 @@ class AppendTimeoutError(OutcomeUnknownError):
     """No majority confirmed the batch in time. It may still be committed."""
 
     code = "append_timeout"
+
+
+class DeliveryTimeoutError(OutcomeUnknownError):
+    """The record was not acknowledged within ``delivery_timeout_ms``. It may be in the log, or still get there."""
+
+    code = "delivery_timeout"
+    retriable = False
+    refresh_metadata = False
 
 
 class MembershipError(RayQueueError):

@@ -13,7 +13,10 @@ from pydantic import BaseModel, SecretStr
 from rayqueue.config import (
     CallSettings,
     ClientSettings,
+    ClusterSettings,
+    ConsumerSettings,
     LogSettings,
+    ProducerSettings,
     RaftSettings,
     Section,
     Settings,
@@ -191,7 +194,9 @@ def test_unknown_argument(key: str) -> None:
 
 def test_unknown_key_says_what_there_is() -> None:
     assert "did you mean raft.heartbeat_ms? raft has append_batch_bytes, " in str(refusal(raft={"heartbeet_ms": 1}))
-    assert "There are calls, client, data_dir, log, namespace, raft, transport" in str(refusal(nonsense=1))
+    assert "There are calls, client, cluster, consumer, data_dir, log, namespace, producer, raft, transport" in str(
+        refusal(nonsense=1)
+    )
 
 
 @pytest.mark.parametrize(
@@ -417,6 +422,9 @@ def test_effective_lists_every_setting_once() -> None:
         "transport": TransportSettings,
         "calls": CallSettings,
         "client": ClientSettings,
+        "producer": ProducerSettings,
+        "consumer": ConsumerSettings,
+        "cluster": ClusterSettings,
     }
     for name, section in sections.items():
         expected += [f"{name}.{key}" for key in section.model_fields]

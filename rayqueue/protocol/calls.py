@@ -1,0 +1,364 @@
+"""Everything but bulk data: small typed requests and answers, as msgpack.
+
+``PartitionCall`` is answered by the replica that leads a partition (``GetStatus``
+by any), ``CoordinatorCall`` by the coordinator. Each class says what it is
+answered with; ``answer_type`` knows it too. An error is a FAILED frame.
+
+A call may be repeated unless its text says otherwise.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import msgspec
+
+from rayqueue.errors import InvalidInputError, TransportError
+from rayqueue.protocol.topics import TopicInfo, TopicPartition, TopicSettings
+
+# -- answers -------------------------------------------------------------------------
+
+
+class Position(msgspec.Struct, frozen=True, array_like=True):
+    """Where a group stands in a partition."""
+
+    generation: int
+    offsets: dict[int, int]
+    """Lane to the offset of the next record to read. A lane that is missing was never committed."""
+    metadata: bytes = b""
+    pinned: bool = False
+
+
+class Bounds(msgspec.Struct, frozen=True, array_like=True):
+    """``start <= offset < end`` can be read."""
+
+    start: int
+    end: int
+
+
+class Lag(msgspec.Struct, frozen=True, array_like=True):
+    """What a group has not committed yet."""
+
+    records: int
+    records_by_lane: dict[int, int]
+
+
+class ReplicaStatus(msgspec.Struct, frozen=True, array_like=True):
+    node: str
+    role: str
+    leader: str | None
+    term: int
+    start_offset: int
+    high_watermark: int
+    size_bytes: int
+
+
+class Broker(msgspec.Struct, frozen=True, array_like=True):
+    broker: str
+    host: str
+    alive: bool
+    replicas: int
+
+
+class ClusterInfo(msgspec.Struct, frozen=True, array_like=True):
+    cluster_id: str
+    coordinator: str
+    """The replica of the coordinator's group that leads."""
+    term: int
+    brokers: tuple[Broker, ...]
+    topics: int
+    partitions: int
+    groups: int
+
+
+class Topics(msgspec.Struct, frozen=True, array_like=True):
+    version: int
+    """Grows with every change of any topic."""
+    topics: tuple[TopicInfo, ...]
+
+
+class Grant(msgspec.Struct, frozen=True, array_like=True, order=True):
+    """A partition that a member may read, and the generation it must commit with."""
+
+    topic: str
+    partition: int
+    generation: int
+
+    @property
+    def topic_partition(self) -> TopicPartition:
+        return TopicPartition(self.topic, self.partition)
+
+
+class Assignment(msgspec.Struct, frozen=True, array_like=True):
+    """What a member may read now.
+
+    A partition it read and that is not among ``grants`` any more must be let go: it
+    stops, commits, and names what it still reads in the next heartbeat. Only
+    then may another member read it.
+    """
+
+    member: str
+    generation: int
+    """Of the group. Grows with every change in it."""
+    grants: tuple[Grant, ...]
+    rebalancing: bool
+    """Somebody has still to let go of something."""
+
+
+class MemberInfo(msgspec.Struct, frozen=True, array_like=True):
+    member: str
+    instance: str | None
+    client: str
+    topics: tuple[str, ...]
+    grants: tuple[Grant, ...]
+    target: tuple[TopicPartition, ...]
+
+
+class GroupInfo(msgspec.Struct, frozen=True, array_like=True):
+    group: str
+    generation: int
+    assignor: str
+    state: str
+    """``empty``, ``stable`` or ``rebalancing``."""
+    members: tuple[MemberInfo, ...]
+
+
+# -- calls ---------------------------------------------------------------------------
+
+
+class Call(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    answer_type: ClassVar[Any] = None
+
+
+class GetStatus(Call, frozen=True, kw_only=True):
+    """Any replica, also of the coordinator's group, answers for itself."""
+
+    answer_type: ClassVar[Any] = ReplicaStatus
+
+
+class GetPosition(Call, frozen=True, kw_only=True):
+    """As of now: a majority has confirmed the leader after the call."""
+
+    answer_type: ClassVar[Any] = Position | None
+    group: str
+
+
+class Commit(Call, frozen=True, kw_only=True):
+    """Let a group continue at these offsets.
+
+    ``StaleGenerationError`` if a newer generation has been here. Without offsets it
+    only claims the partition for this generation, and answers where to begin.
+    An offset does not go back unless ``rewind``.
+    """
+
+    answer_type: ClassVar[Any] = Position
+    group: str
+    generation: int
+    offsets: dict[int, int]
+    metadata: bytes = b""
+    rewind: bool = False
+
+
+class Pin(Call, frozen=True, kw_only=True):
+    """Retention never passes what this group has not committed, until it is unpinned."""
+
+    answer_type: ClassVar[Any] = None
+    group: str
+    pinned: bool = True
+
+
+class ForgetGroup(Call, frozen=True, kw_only=True):
+    """Delete the group's position. Answers whether there was one."""
+
+    answer_type: ClassVar[Any] = bool
+    group: str
+
+
+class GetGroups(Call, frozen=True, kw_only=True):
+    """Every group that has a position here."""
+
+    answer_type: ClassVar[Any] = dict[str, Position]
+
+
+class GetBounds(Call, frozen=True, kw_only=True):
+    answer_type: ClassVar[Any] = Bounds
+
+
+class GetLag(Call, frozen=True, kw_only=True):
+    answer_type: ClassVar[Any] = Lag
+    group: str
+
+
+class FindOffset(Call, frozen=True, kw_only=True):
+    """The first record that is not older than this; the end if all are."""
+
+    answer_type: ClassVar[Any] = int
+    timestamp_ms: int
+
+
+class Trim(Call, frozen=True, kw_only=True):
+    """Delete what is before this offset. Answers where the log begins now."""
+
+    answer_type: ClassVar[Any] = int
+    before: int
+
+
+PartitionCall = (
+    GetStatus | GetPosition | Commit | Pin | ForgetGroup | GetGroups | GetBounds | GetLag | FindOffset | Trim
+)
+
+
+class DescribeCluster(Call, frozen=True, kw_only=True):
+    answer_type: ClassVar[Any] = ClusterInfo
+
+
+class GetTopics(Call, frozen=True, kw_only=True):
+    """All topics, or those of these names that exist."""
+
+    answer_type: ClassVar[Any] = Topics
+    names: tuple[str, ...] | None = None
+
+
+class CreateTopic(Call, frozen=True, kw_only=True):
+    """``TopicExistsError`` if there is one, unless ``if_missing`` or the same ``attempt`` made it."""
+
+    answer_type: ClassVar[Any] = TopicInfo
+    name: str
+    settings: TopicSettings
+    if_missing: bool = False
+    attempt: str = ""
+    """Drawn by the caller, the same for each repetition of one call."""
+
+
+class AlterTopic(Call, frozen=True, kw_only=True):
+    answer_type: ClassVar[Any] = TopicInfo
+    name: str
+    changes: dict[str, int | bool | None]
+
+
+class DeleteTopic(Call, frozen=True, kw_only=True):
+    """Answers whether there was one."""
+
+    answer_type: ClassVar[Any] = bool
+    name: str
+
+
+class NewProducerIds(Call, frozen=True, kw_only=True):
+    """The first of ``count`` numbers that no producer ever had. Repeating it wastes some, no more."""
+
+    answer_type: ClassVar[Any] = int
+    count: int = 1
+
+
+class JoinGroup(Call, frozen=True, kw_only=True):
+    """Become a member, or as a member say what is wanted now. The answer may be without grants: heartbeat.
+
+    With ``instance`` the member takes the place, and the partitions, of the one that had this name before.
+    """
+
+    answer_type: ClassVar[Any] = Assignment
+    group: str
+    member: str
+    """Drawn by the member, unique for ever."""
+    topics: tuple[str, ...]
+    instance: str | None = None
+    client: str = ""
+    """For humans: where it runs."""
+    assignor: str = "sticky"
+    """``sticky``, ``range`` or ``roundrobin``. The group's first member decides; ``InvalidInputError`` for another."""
+    session_timeout_ms: int = 2500
+
+
+class Heartbeat(Call, frozen=True, kw_only=True):
+    """I live, and read these partitions and no others. ``UnknownMemberError``: join again, all grants are lost.
+
+    Answered when there is news for this member since ``generation``, or after ``wait_ms``.
+    """
+
+    answer_type: ClassVar[Any] = Assignment
+    group: str
+    member: str
+    generation: int
+    """Of the newest ``Assignment`` that the member has taken."""
+    reading: tuple[TopicPartition, ...]
+    wait_ms: int = 0
+
+
+class LeaveGroup(Call, frozen=True, kw_only=True):
+    """Its partitions are free for others at once. No error if it is no member."""
+
+    answer_type: ClassVar[Any] = None
+    group: str
+    member: str
+
+
+class ListGroups(Call, frozen=True, kw_only=True):
+    answer_type: ClassVar[Any] = tuple[GroupInfo, ...]
+
+
+class DescribeGroup(Call, frozen=True, kw_only=True):
+    """``UnknownGroupError`` if it has no member and never had one."""
+
+    answer_type: ClassVar[Any] = GroupInfo
+    group: str
+
+
+class DeleteGroup(Call, frozen=True, kw_only=True):
+    """Only without members (``GroupNotEmptyError``). Its positions are the partitions': ``ForgetGroup``."""
+
+    answer_type: ClassVar[Any] = bool
+    group: str
+
+
+CoordinatorCall = (
+    GetStatus
+    | DescribeCluster
+    | GetTopics
+    | CreateTopic
+    | AlterTopic
+    | DeleteTopic
+    | NewProducerIds
+    | JoinGroup
+    | Heartbeat
+    | LeaveGroup
+    | ListGroups
+    | DescribeGroup
+    | DeleteGroup
+)
+
+_encoder = msgspec.msgpack.Encoder()
+_partition_decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(PartitionCall)
+_coordinator_decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(CoordinatorCall)
+
+
+def encode_call(call: Call) -> bytes:
+    return _encoder.encode(call)
+
+
+def decode_partition_call(body: memoryview | bytes) -> PartitionCall:
+    """``InvalidInputError`` if it is none."""
+    return _decode(_partition_decoder, body)  # type: ignore[no-any-return]
+
+
+def decode_coordinator_call(body: memoryview | bytes) -> CoordinatorCall:
+    """``InvalidInputError`` if it is none."""
+    return _decode(_coordinator_decoder, body)  # type: ignore[no-any-return]
+
+
+def _decode(decoder: msgspec.msgpack.Decoder[Any], body: memoryview | bytes) -> Any:
+    try:
+        return decoder.decode(body)
+    except msgspec.MsgspecError as error:
+        raise InvalidInputError(f"not a call that this replica knows: {error}") from None
+
+
+def encode_answer(answer: Any) -> bytes:
+    return _encoder.encode(answer)
+
+
+def decode_answer(call: Call, body: memoryview | bytes) -> Any:
+    """What ``call`` is answered with."""
+    try:
+        return msgspec.msgpack.decode(body, type=call.answer_type)
+    except msgspec.MsgspecError as error:
+        raise TransportError(f"not an answer to {type(call).__name__}: {error}") from None

@@ -1,0 +1,41 @@
+"""Errors over the wire: the class by its code, the text, and the details. The other side raises the same."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from rayqueue import errors
+from rayqueue.errors import RayQueueError
+
+
+class _Failure(msgspec.Struct, frozen=True, array_like=True):
+    code: str
+    text: str
+    details: dict[str, Any]
+
+
+def _tree(cls: type[RayQueueError]) -> dict[str, type[RayQueueError]]:
+    found = {cls.code: cls}
+    for child in cls.__subclasses__():
+        found |= _tree(child)
+    return found
+
+
+_encoder = msgspec.msgpack.Encoder(enc_hook=str)
+_decoder = msgspec.msgpack.Decoder(_Failure)
+
+
+def encode_failure(error: RayQueueError) -> bytes:
+    return _encoder.encode(_Failure(error.code, str(error), error.details))
+
+
+def decode_failure(body: memoryview | bytes) -> RayQueueError:
+    """A code that this release does not know becomes the plainest error, with its text."""
+    try:
+        failure = _decoder.decode(body)
+    except msgspec.MsgspecError as error:
+        return errors.TransportError(f"an error that cannot be read: {error}")
+    cls = _tree(RayQueueError).get(failure.code, RayQueueError)
+    return cls(failure.text, **failure.details)
