@@ -19,7 +19,7 @@ from rayqueue.log.ops import LogState, Op
 from rayqueue.log.store import LogStore
 from rayqueue.raft import follower
 from rayqueue.raft.engine import RaftEngine
-from rayqueue.raft.messages import AppendEntries, Message
+from rayqueue.raft.messages import AppendEntries, AppendReply, Message
 from rayqueue.raft.progress import Pace, Progress
 from tests.sim.node import SimNode
 from tests.sim.world import World
@@ -82,6 +82,17 @@ def _confirm_unasked(engine: RaftEngine) -> None:
     confirms, engine._confirms = engine._confirms, []
     for context in confirms:
         engine._answer(context, None)
+
+
+def _echo_the_round(engine: RaftEngine, sender: NodeId, message: AppendEntries) -> None:
+    """The answer to an older term as any other: with the round that was asked about."""
+    if message.term < engine.term:
+        engine.send_after_sync(sender, AppendReply(engine.term, False, message.prev_index, Index(0), message.round))
+    else:
+        _on_append(engine, sender, message)
+
+
+_on_append = RaftEngine._on_append
 
 
 def _advance_unsynced(engine: RaftEngine) -> None:
@@ -255,6 +266,14 @@ MUTATIONS = (
         _confirm_unasked,
         *("confirm", "partition", "pause", "one_way"),
         ending="deposed",
+    ),
+    _engine(
+        "echo_of_the_past",
+        "an answer to an older term confirms a newer leadership",
+        "_on_append",
+        _echo_the_round,
+        "confirm",
+        ending="echo",
     ),
 )
 

@@ -7,7 +7,8 @@ which must disturb nobody; or one message of a long catch-up is lost, which
 must not make the leader send everything again and again; or answers to a
 leadership that is over arrive in the next one of the same replica; or two
 candidates divide the votes, and every vote arrives twice; or a leader that
-was replaced without noticing is asked whether it still leads.
+was replaced without noticing is asked whether it still leads; or that leader
+has led before, and others have meanwhile answered what it said then.
 """
 
 from __future__ import annotations
@@ -257,6 +258,7 @@ class World:
             "late_answers": self._late_answers,
             "split_vote": self._split_vote,
             "deposed": self._deposed_leader_is_asked,
+            "echo": self._answers_to_an_older_term,
         }
         drawn = self.rng.choice(sorted(endings))
         endings[self.ending or drawn]()
@@ -377,19 +379,23 @@ class World:
         self.network.cut(set())
         self._demand_progress("after a minority wrote for itself")
         self.send = send  # type: ignore[method-assign]
-        for _ in range(20):
-            now_leading = self.operator.leader()
-            if now_leading is leader:
-                break
-            if now_leading is not None:
-                now_leading.transfer(leader.node_id, lambda _: None)
-            self.clock.run_until(self.clock.now + 1)
+        self._hand_to(leader.node_id)
         self._cut_off({leader.node_id, others[1]})
         for event in held:
             leader.take(event)
         self.clock.run_until(self.clock.now + 1)
         self.network.cut(set())
         self._demand_progress("after late answers")
+
+    def _hand_to(self, node_id: NodeId) -> None:
+        """Have this replica lead, if it can be had."""
+        for _ in range(20):
+            now_leading = self.operator.leader()
+            if now_leading is not None:
+                if now_leading.node_id == node_id:
+                    return
+                now_leading.transfer(node_id, lambda _: None)
+            self.clock.run_until(self.clock.now + 1)
 
     def _split_vote(self) -> None:
         """The leader dies, and two replicas hear so late of each other that both stand for the same term."""
@@ -440,6 +446,35 @@ class World:
         self.clock.run_until(self.clock.now + 3)
         self.network.cut(set())
         self._demand_progress("after a leader was replaced")
+
+    def _answers_to_an_older_term(self) -> None:
+        """A leader asks for many confirmations and leads once more later, in a newer term. There it hears answers to
+        copies of its old questions. When it is then replaced without noticing, they must not speak for it."""
+        leader = self.operator.leader()
+        assert leader is not None
+        others = sorted(leader.engine.members.voters - {leader.node_id})
+        if len(others) < 2:
+            return
+        newest: dict[NodeId, Event] = {}
+        send = self.send
+
+        def copy(sender: NodeId, peer: NodeId, event: Event) -> None:
+            if sender == leader.node_id and isinstance(event, Received) and isinstance(event.message, AppendEntries):
+                newest[peer] = event
+            send(sender, peer, event)
+
+        self.send = copy  # type: ignore[method-assign]
+        for _ in range(30):
+            self.operator.confirm(leader)
+        self.clock.run_until(self.clock.now + 1)
+        self.send = send  # type: ignore[method-assign]
+        self._hand_to(self.rng.choice(others))
+        self._hand_to(leader.node_id)
+        for peer, event in sorted(newest.items()):
+            self.nodes[peer].take(event)
+        self.clock.run_until(self.clock.now + 0.5)
+        if leader.engine.is_leader:
+            self._deposed_leader_is_asked()
 
     def _cut_off(self, side: set[NodeId], *, one_way: bool = False) -> None:
         links = {(a, b) for a in self.nodes for b in self.nodes if (a in side) != (b in side)}
