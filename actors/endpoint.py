@@ -1,0 +1,25 @@
+"""Where a replica serves clients directly, as its actor tells. Apart from the actor, which clients need not import."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from rayqueue.ids import NodeId, Term
+
+
+class Endpoint(NamedTuple):
+    """The replica's own socket, what opens it, and who leads as far as this replica knows.
+
+    Good for one life of the replica's process: a restarted one listens elsewhere, with another token.
+    """
+
+    host: str
+    port: int
+    token: bytes
+    """Proves that one was told by the actor (``rayqueue.protocol.hello``). A secret."""
+    node: NodeId
+    leader: NodeId | None
+    term: Term
+
+    def __repr__(self) -> str:
+        return f"Endpoint({self.host}:{self.port}, node={self.node}, leader={self.leader}, term={self.term})"
