@@ -4,6 +4,7 @@
     ├── InvalidInputError            the caller's mistake; nothing was written
     │   ├── ConfigError
     │   ├── OversizedBatchError
+    │   ├── OversizedRecordError
     │   ├── CorruptBatchError        checksum does not match
     │   ├── UnknownFormatError       not a batch, or a version this release does not know
     │   ├── InvalidOffsetError       negative or not a number
@@ -90,6 +91,12 @@ class OversizedBatchError(InvalidInputError):
     """The batch is larger than the partition accepts. Split it."""
 
     code = "oversized_batch"
+
+
+class OversizedRecordError(InvalidInputError):
+    """Key, value and headers of the record are larger than its topic takes (``max_record_bytes``)."""
+
+    code = "oversized_record"
 
 
 class CorruptBatchError(InvalidInputError):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from rayqueue.records.batch import RecordBatch, validate
 from rayqueue.records.columns import HeadersIn
-from rayqueue.records.header import BATCH_TAG, HEADER_BYTES, BatchHeader, Compression, with_base_offset
+from rayqueue.records.header import BATCH_TAG, HEADER_BYTES, BatchHeader, Compression, with_base_offset, with_producer
 from rayqueue.records.record import Headers, Record
 
 __all__ = [
@@ -22,4 +22,5 @@ __all__ = [
     "RecordBatch",
     "validate",
     "with_base_offset",
+    "with_producer",
 ]

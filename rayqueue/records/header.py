@@ -209,3 +209,20 @@ def check_header(header: BatchHeader, buffer: Bytes, *, max_message_bytes: int =
 def with_base_offset(batch: Bytes, base_offset: int) -> bytes:
     """A copy of the batch with its base offset filled in. The checksum stays valid."""
     return b"".join((batch[:4], _BASE_OFFSET.pack(base_offset), batch[12:]))
+
+
+_PRODUCER = Struct("<QQI")
+_PRODUCER_AT = 24
+_BEHIND_PRODUCER = _PRODUCER_AT + _PRODUCER.size
+
+
+def with_producer(batch: bytes, producer_id: int, sequence: int, epoch: int) -> bytes:
+    """A copy of the batch that says it is from this producer, with the checksum that belongs to it."""
+    try:
+        stamp = _PRODUCER.pack(producer_id, sequence, epoch)
+    except struct.error as error:
+        raise InvalidInputError(f"a number does not fit into the batch header: {error}") from None
+    behind = memoryview(batch)[_BEHIND_PRODUCER:]
+    before = batch[CHECKED_FROM:_PRODUCER_AT]
+    crc = crc32c(behind, crc32c(stamp, crc32c(before)))
+    return b"".join((batch[: CHECKED_FROM - 4], crc.to_bytes(4, "little"), before, stamp, behind))

@@ -22,7 +22,7 @@ from rayqueue.errors import (
     RayQueueError,
     UnknownFormatError,
 )
-from rayqueue.records import BatchHeader, Compression, Record, RecordBatch, validate, with_base_offset
+from rayqueue.records import BatchHeader, Compression, Record, RecordBatch, validate, with_base_offset, with_producer
 from rayqueue.records.arrow import SCHEMA
 from rayqueue.records.checksum import crc32c
 from rayqueue.records.header import HEADER_BYTES, MAX_MESSAGE_BYTES
@@ -206,6 +206,19 @@ def test_every_kind_of_buffer(kind: Any) -> None:
     assert validate(batch, LIMIT).count == 40
     assert RecordBatch.decode(batch).values() == [b"a"] * 40
     assert with_base_offset(batch, 0) == batch
+
+
+@pytest.mark.parametrize("compression", list(Compression))
+def test_a_batch_stamped_later_is_the_batch_stamped_at_once(compression: Compression) -> None:
+    values = [b"x" * 100] * 50
+    plain = RecordBatch.encode(values, timestamps=7, lane=2, compression=compression)
+    stamp = {"producer_id": 2**40, "sequence": 2**33, "epoch": 9}
+    stamped = RecordBatch.encode(values, timestamps=7, lane=2, compression=compression, **stamp)
+    assert with_producer(plain, **stamp) == stamped
+    assert with_producer(stamped, 0, 0, 0) == plain
+    validate(stamped, 1 << 20, deep=True)
+    with pytest.raises(InvalidInputError):
+        with_producer(plain, -1, 0, 0)
 
 
 def test_headers_may_be_any_mapping() -> None:
