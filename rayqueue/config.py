@@ -227,6 +227,19 @@ class CallSettings(Section):
     max_fetch_bytes: Positive = Field(default=4 * MIB, description="the most that one fetch returns")
     max_fetch_wait_ms: NotNegative = Field(default=30_000, description="the longest that a fetch waits for records")
     disk_readers: Positive = Field(default=4, description="threads that read what is not in memory any more")
+    max_clients: Positive = Field(default=1024, description="clients that are connected with one replica at a time")
+    max_unanswered: Positive = Field(
+        default=4096, description="requests of one client under way at a time; one more is refused"
+    )
+    client_queue_bytes: Positive = Field(
+        default=16 * MIB, description="answers that one client has not taken; with more it is not heard until it does"
+    )
+    client_read_bytes: Positive = Field(
+        default=2 * MIB, description="what is read from one client before the others have their turn"
+    )
+    turn_read_bytes: Positive = Field(
+        default=16 * MIB, description="what is read from all clients before what they want is written to disk"
+    )
 
 
 class ClientSettings(Section):

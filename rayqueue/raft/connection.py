@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from enum import IntEnum
 
+from rayqueue.protocol.hello import MAGIC as CLIENT_MAGIC
+from rayqueue.raft.clients import Guest
 from rayqueue.raft.handshake import MAX_HANDSHAKE_BYTES, Acceptor, Dialer
 from rayqueue.raft.messages import Message
 from rayqueue.raft.peers import Address, Peer
@@ -29,10 +31,15 @@ class Stage(IntEnum):
 
 
 class Connection:
-    """``begin`` makes the handshake's side once the stream is secure, since it is bound to the TLS session."""
+    """``begin`` makes the handshake's side once the stream is secure, since it is bound to the TLS session.
+
+    ``begin_guest`` makes the one that is used instead if the caller turns out to be a client.
+    """
 
     __slots__ = (
         "_begin",
+        "_begin_guest",
+        "_first_bytes",
         "address",
         "broken",
         "deadline",
@@ -53,6 +60,7 @@ class Connection:
         deadline: float,
         peer: Peer[Connection] | None = None,
         address: Address | None = None,
+        begin_guest: Callable[[Stream], Guest] | None = None,
     ) -> None:
         self.stream = stream
         self.fd = stream.fileno()
@@ -63,12 +71,14 @@ class Connection:
         """Whom we dialed; for an accepted connection, who has proven to be there."""
         self.address = address
         """Where we dialed."""
-        self.side: Dialer | Acceptor | None = None
+        self.side: Dialer | Acceptor | Guest | None = None
         self.interest = 0
         """What the selector watches for."""
         self.broken: OSError | None = None
         """A write failed. What was received before is still to be read."""
         self._begin = begin
+        self._begin_guest = begin_guest
+        self._first_bytes = b""
         self.reader: FrameReader | None = None
         """Frames under way; only while STANDING."""
 
@@ -96,9 +106,16 @@ class Connection:
             if count == 0:
                 # No fault: it may have noticed that our dial and its own crossed.
                 raise ConnectionAbortedError("the other side hung up during the handshake")
-            self.say(self.side.receive(bytes(scratch[:count])))
-            greeted = self.side.done if isinstance(self.side, Dialer) else self.side.claim is not None
-            if greeted:
+            data = bytes(scratch[:count])
+            if self._begin_guest is not None:
+                data = self._first_bytes = self._first_bytes + data
+                if len(data) < len(CLIENT_MAGIC) and CLIENT_MAGIC.startswith(data):
+                    continue  # it can still be either
+                if data.startswith(CLIENT_MAGIC):
+                    self.side = self._begin_guest(self.stream)
+                self._begin_guest = None
+            self.say(self.side.receive(data))
+            if _is_proven(self.side):
                 self.stage = Stage.GREETED
 
     def say(self, data: bytes) -> None:
@@ -114,6 +131,21 @@ class Connection:
         reader.space()[: len(unread)] = unread
         return reader.messages(len(unread))
 
+    def hand_over(self) -> Stream:
+        """The stream, which is somebody else's from now on."""
+        self.stage = Stage.CLOSED
+        return self.stream
+
     def close(self) -> None:
         self.stage = Stage.CLOSED
         self.stream.close()
+
+
+def _is_proven(side: Dialer | Acceptor | Guest) -> bool:
+    match side:
+        case Dialer():
+            return side.done
+        case Acceptor():
+            return side.claim is not None
+        case Guest():
+            return side.proven

@@ -2,7 +2,8 @@
 
 Owns the sockets of one replica: a listener, at most one connection per peer,
 those still proving themselves, and the clock-driven work on them (dial again,
-give up a slow handshake). Implements ``rayqueue.raft.transport.Transport``;
+give up a slow handshake). Clients that have proven themselves are handed over
+to a ``ClientPort``. Implements ``rayqueue.raft.transport.Transport``;
 see there for what the engine may rely on.
 
 Promises:
@@ -39,6 +40,7 @@ from collections.abc import Callable, Mapping
 from rayqueue.config import TransportSettings
 from rayqueue.errors import ConfigError, HandshakeError, TransportError
 from rayqueue.ids import GroupId, NodeId
+from rayqueue.raft.clients import ClientPort, Guest
 from rayqueue.raft.connection import Connection, Stage
 from rayqueue.raft.handshake import (
     INCARNATION_BYTES,
@@ -96,6 +98,7 @@ class TcpTransport(Transport):
         self._events: list[Event] = []
         self._half_read: list[Connection] = []
         self._broken: list[Connection] = []
+        self._clients: ClientPort | None = None
         self._dials = 0  # over all peers: still growing when one is forgotten and named again
         self._timer_at = _NEVER
         self._accept_again_at = _NEVER
@@ -141,6 +144,11 @@ class TcpTransport(Transport):
                 self._peers.setdefault(node_id, Peer(node_id)).name((host, port), now)
         self._timer_at = now
 
+    def serve_clients(self, port: ClientPort) -> None:
+        """Hand clients over to ``port``. Until then they are strangers."""
+        port.attach(self._selector)
+        self._clients = port
+
     def send(self, peer: NodeId, message: Message) -> bool:
         known = self._peers.get(peer)
         if known is None:
@@ -179,14 +187,17 @@ class TcpTransport(Transport):
         deadline = self._clock() + timeout_s
         while True:
             self._settle_broken()
-            busy = self._events or self._half_read
+            clients = self._clients
+            busy = self._events or self._half_read or (clients is not None and clients.half_read)
             wait_s = 0.0 if busy else max(0.0, min(remaining_s, self._timer_at - self._clock()))
             half_read, self._half_read = self._half_read, []
             woken = False
             ready = self._selector.select(wait_s)
             for key, mask in ready:
-                if key.data is not None:
+                if isinstance(key.data, Connection):
                     self._on_ready(key.data, mask)
+                elif key.data is not None and clients is not None:
+                    clients.on_ready(key.data, mask)
                 elif key.fileobj is self._waker:
                     woken = True
                     self._waker.drain()
@@ -194,13 +205,15 @@ class TcpTransport(Transport):
                     self._accept()
             for connection in half_read:
                 self._on_ready(connection, _READ)
+            if clients is not None and clients.half_read:
+                clients.read_rest()
             # Timers last: whatever arrived while this thread was held up elsewhere arrived in time.
             now = self._clock()
             if now >= self._timer_at:
                 self._run_timers(now)
             # By the clock if it moved; by what was waited if it is a test's, which may stand still.
             remaining_s = min(remaining_s if ready else remaining_s - wait_s, deadline - now)
-            if self._events or woken or remaining_s <= 0:
+            if self._events or woken or remaining_s <= 0 or (clients is not None and clients.stirred):
                 break
         events, self._events = self._events, []
         return events
@@ -218,6 +231,8 @@ class TcpTransport(Transport):
                     connection.close()
         for connection in self._unproven:
             connection.close()
+        if self._clients is not None:
+            self._clients.close()
         self._peers.clear()
         self._unproven.clear()
         self._events.clear()
@@ -288,10 +303,13 @@ class TcpTransport(Transport):
                 self._selector.register(connection.fd, interest, connection)
             connection.interest = interest
 
-    def _hang_up(self, connection: Connection) -> None:
+    def _unwatch(self, connection: Connection) -> None:
         if connection.interest:
             self._selector.unregister(connection.fd)
             connection.interest = 0
+
+    def _hang_up(self, connection: Connection) -> None:
+        self._unwatch(connection)
         self._unproven.pop(connection, None)
         connection.close()
 
@@ -316,7 +334,9 @@ class TcpTransport(Transport):
             except OSError:
                 sock.close()
                 continue
-            connection = Connection(stream, self._expect, deadline=now + self._settings.handshake_timeout_ms / 1000)
+            deadline = now + self._settings.handshake_timeout_ms / 1000
+            begin_guest = None if self._clients is None else self._expect_client
+            connection = Connection(stream, self._expect, deadline=deadline, begin_guest=begin_guest)
             self._unproven[connection] = None
             self._timer_at = min(self._timer_at, connection.deadline)
             self._watch(connection)
@@ -330,6 +350,10 @@ class TcpTransport(Transport):
     def _expect(self, stream: Stream) -> Acceptor:
         nonce = secrets.token_bytes(NONCE_BYTES)
         return Acceptor(self._me, self._secret, nonce=nonce, binding=stream.binding())
+
+    def _expect_client(self, stream: Stream) -> Guest:
+        token = b"" if self._clients is None else self._clients.token
+        return Guest(token, secrets.token_bytes(NONCE_BYTES), stream.binding())
 
     def _dial(self, peer: Peer[Connection], now: float) -> None:
         address = peer.next_address()
@@ -372,6 +396,10 @@ class TcpTransport(Transport):
             )
         elif isinstance(side, Acceptor):
             self._judge(connection, side)
+        elif isinstance(side, Guest) and self._clients is not None:
+            self._unproven.pop(connection, None)
+            self._unwatch(connection)
+            self._clients.admit(connection.hand_over(), side.unread)
 
     def _judge(self, connection: Connection, side: Acceptor) -> None:
         """Someone called and has proven who it is. Welcome it or not."""

@@ -1,0 +1,85 @@
+"""Clients at the same port as the peers: how one is told from the other, and who takes it over.
+
+A connection that begins with ``hello.MAGIC`` is a client's. ``Guest`` is the
+replica's side of its handshake. Once a client has proven that it holds the
+replica's token, its connection leaves the transport and belongs to a
+``ClientPort``, which shares the transport's selector and thread and nothing else.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from rayqueue.errors import HandshakeError
+from rayqueue.protocol import hello
+from rayqueue.raft.stream import Stream
+from rayqueue.raft.transport import Transport
+
+
+class Guest:
+    """The replica's side of a client's handshake. Does no I/O; ``nonce`` is fresh for every connection."""
+
+    def __init__(self, token: bytes, nonce: bytes, binding: bytes) -> None:
+        self.unread = b""
+        """Bytes that came after the handshake's last message."""
+        self.proven = False
+        self._key = hello.key_of(token, binding)
+        self._nonce = nonce
+        self._client_nonce = b""
+
+    def receive(self, data: bytes) -> bytes:
+        """Take received bytes, return bytes to send. ``HandshakeError``: hang up."""
+        self.unread += data
+        reply = b""
+        if not self._client_nonce:
+            if len(self.unread) < hello.HELLO_BYTES:
+                return reply
+            self._client_nonce = hello.nonce_of(self._take(hello.HELLO_BYTES))
+            if self._client_nonce == self._nonce:
+                raise HandshakeError("the client returned our own nonce")
+            reply = hello.hello(self._nonce)
+        if not self.proven and len(self.unread) >= hello.MAC_BYTES:
+            nonces = self._client_nonce, self._nonce
+            hello.check_proof(self._take(hello.MAC_BYTES), self._key, b"client", *nonces)
+            self.proven = True
+            reply += hello.proof(self._key, b"replica", *nonces)
+        return reply
+
+    def _take(self, size_bytes: int) -> bytes:
+        taken, self.unread = self.unread[:size_bytes], self.unread[size_bytes:]
+        return taken
+
+
+class ClientPort(Protocol):
+    """Who serves clients. Called by the transport's ``poll``, so on the engine's thread."""
+
+    token: bytes
+    """What clients prove that they hold."""
+    stirred: bool
+    """A client said something, or is gone: ``poll`` must return."""
+
+    def attach(self, selector: Any) -> None:
+        """Here sockets are watched. What is registered with a ``data`` comes back by ``on_ready``."""
+
+    def admit(self, stream: Stream, unread: bytes) -> None:
+        """A client that has proven itself, and what it has said since."""
+
+    def on_ready(self, client: Any, mask: int) -> None:
+        """The selector reports something for what was registered with this ``data``."""
+
+    @property
+    def half_read(self) -> bool:
+        """True if there are bytes to be taken that no selector will report."""
+
+    def read_rest(self) -> None:
+        """Take some of them."""
+
+    def close(self) -> None:
+        """The transport ends."""
+
+
+class ClientTransport(Transport, Protocol):
+    """A transport that lets clients in."""
+
+    def serve_clients(self, port: ClientPort) -> None:
+        """Hand clients over to ``port``. Until then they are strangers."""

@@ -1,0 +1,286 @@
+"""The clients of one replica: their connections, and the bytes in both directions.
+
+Owns every connection that a client has opened and proven itself on, from the
+moment the transport hands it over. Lives on the engine's thread: it is called
+by the transport's ``poll`` and by the replica's turn, and shares the selector.
+
+Requests are handed on as they are read, inside ``poll``, which then returns:
+so all that has come goes into one append and one sync. Answers are collected
+and written by ``flush``, one write per client however many there are.
+
+Bounded by ``CallSettings``: connections, bytes read per client and per turn,
+requests that are not answered, answers that are not taken. A client that does
+not take its answers is not heard until it does; one that lets far more pile up
+is hung up on.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import selectors
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import count
+
+from rayqueue.config import CallSettings
+from rayqueue.errors import QueueFullError, RayQueueError, TransportError
+from rayqueue.protocol.failures import encode_failure
+from rayqueue.protocol.frames import HEAD, Frame, FrameReader, Kind, head
+from rayqueue.protocol.hello import TOKEN_BYTES
+from rayqueue.raft.stream import Buffer, Stream
+
+_log = logging.getLogger(__name__)
+
+_READ, _WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
+_BUFFER_BYTES = 64 * 1024
+_JOIN_BYTES = 64 * 1024
+_HOPELESS = 4
+"""How many times the limit of its queue a client may owe us before it is hung up on."""
+THE_CONNECTION = 0
+"""A FAILED frame with this number is about the connection, not about a request."""
+
+Serve = Callable[[int, Frame], None]
+Gone = Callable[[int], None]
+
+
+class _Client:
+    __slots__ = ("closed", "deaf", "fd", "interest", "number", "out", "out_bytes", "reader", "stream", "unanswered")
+
+    def __init__(self, number: int, stream: Stream, reader: FrameReader) -> None:
+        self.number = number
+        self.stream = stream
+        self.fd = stream.fileno()
+        self.reader = reader
+        self.interest = 0
+        self.out: list[Buffer] = []
+        self.out_bytes = 0
+        """Answers of this turn, for one write."""
+        self.unanswered = 0
+        self.deaf = False
+        """It is not read from, because it does not take its answers."""
+        self.closed = False
+
+
+@dataclass(frozen=True, slots=True)
+class ClientStats:
+    connected: int
+    refused: int
+    """Turned away because there were too many."""
+    hung_up: int
+    """Closed from here: they spoke nonsense, or did not take their answers."""
+
+
+class Clients:
+    """``serve`` gets each request, ``gone`` each client that went, both on the engine's thread."""
+
+    def __init__(self, settings: CallSettings, max_frame_bytes: int, serve: Serve, gone: Gone) -> None:
+        self.token = secrets.token_bytes(TOKEN_BYTES)
+        self.stirred = False
+        self._settings = settings
+        self._max_frame_bytes = max_frame_bytes
+        self._serve = serve
+        self._gone = gone
+        self._numbers = count(1)
+        self._clients: dict[int, _Client] = {}
+        self._written_to: dict[_Client, None] = {}
+        self._half_read: dict[_Client, None] = {}
+        self._budget_bytes = settings.turn_read_bytes
+        self._selector: selectors.BaseSelector | None = None
+        self._refused = 0
+        self._hung_up = 0
+
+    # -- the transport's side (rayqueue.raft.clients.ClientPort) ----------------------
+
+    def attach(self, selector: selectors.BaseSelector) -> None:
+        self._selector = selector
+
+    def admit(self, stream: Stream, unread: bytes) -> None:
+        reader = FrameReader(self._max_frame_bytes, _BUFFER_BYTES)
+        client = _Client(next(self._numbers), stream, reader)
+        if len(self._clients) >= self._settings.max_clients:
+            self._refused += 1
+            self._last_words(client, QueueFullError(f"{len(self._clients)} clients are connected, which is the limit"))
+            stream.close()
+            return
+        self._clients[client.number] = client
+        try:
+            reader.space()[: len(unread)] = unread
+            self._take(client, len(unread))
+            self._read(client)
+        except (OSError, TransportError) as error:
+            self._lost(client, error)
+            return
+        self._watch(client)
+
+    def on_ready(self, client: _Client, mask: int) -> None:
+        if client.closed:
+            return  # by what happened earlier in this round
+        try:
+            if mask & _READ and not client.deaf:
+                self._read(client)
+            if mask & _WRITE and not client.closed:
+                client.stream.flush()
+                self._hear_again(client)
+            self._watch(client)
+        except (OSError, TransportError) as error:
+            self._lost(client, error)
+
+    @property
+    def half_read(self) -> bool:
+        return bool(self._half_read)
+
+    def read_rest(self) -> None:
+        half_read, self._half_read = self._half_read, {}
+        for client in half_read:
+            self.on_ready(client, _READ)
+
+    def close(self) -> None:
+        for client in self._clients.values():
+            client.closed = True
+            client.stream.close()
+        self._clients.clear()
+
+    # -- the replica's side ------------------------------------------------------------
+
+    def __len__(self) -> int:
+        return len(self._clients)
+
+    def stats(self) -> ClientStats:
+        return ClientStats(len(self._clients), self._refused, self._hung_up)
+
+    def new_turn(self) -> bool:
+        """What came is being dealt with, so as much may come again. Answers whether anything came."""
+        stirred, self.stirred = self.stirred, False
+        self._budget_bytes = self._settings.turn_read_bytes
+        return stirred
+
+    def is_full(self, number: int) -> bool:
+        """It does not take its answers, or is gone: nothing large should be made for it."""
+        client = self._clients.get(number)
+        if client is None:
+            return True
+        return client.stream.queued_bytes + client.out_bytes > self._settings.client_queue_bytes
+
+    def send(self, number: int, kind: Kind, request: int, buffers: Sequence[bytes], size_bytes: int) -> None:
+        """Answer a request with the next ``flush``. A client that is gone gets nothing, and that is no error."""
+        client = self._clients.get(number)
+        if client is None:
+            return
+        client.unanswered -= 1
+        out = client.out
+        if not out:
+            self._written_to[client] = None
+        out.append(head(kind, request, size_bytes))
+        out.extend(buffers)
+        client.out_bytes += HEAD.size + size_bytes
+
+    def flush(self) -> None:
+        """Write what was sent since the last time."""
+        if not self._written_to:
+            return
+        written_to, self._written_to = self._written_to, {}
+        for client in written_to:
+            if client.closed:
+                continue
+            try:
+                self._write(client)
+            except (OSError, TransportError) as error:
+                self._lost(client, error)
+
+    # -- one client ----------------------------------------------------------------------
+
+    def _read(self, client: _Client) -> None:
+        budget_bytes = min(self._settings.client_read_bytes, self._budget_bytes)
+        stream, reader = client.stream, client.reader
+        while budget_bytes > 0:
+            space = reader.space()
+            received = stream.read_into(space)
+            if received is None:
+                return
+            if received == 0:
+                self._lost(client, None)
+                return
+            budget_bytes -= received
+            self._budget_bytes -= received
+            self._take(client, received)
+            if client.closed or received < len(space):
+                return
+        if stream.has_more:
+            self._half_read[client] = None
+
+    def _take(self, client: _Client, received_bytes: int) -> None:
+        most = self._settings.max_unanswered
+        for frame in client.reader.frames(received_bytes):
+            self.stirred = True
+            if frame.kind != Kind.APPEND_UNACKED:
+                client.unanswered += 1
+                if client.unanswered > most:
+                    error = QueueFullError(f"{most} requests of this client are not answered yet, which is the limit")
+                    self.fail(client.number, frame.request, error)
+                    continue
+            self._serve(client.number, frame)
+            if client.closed:
+                return
+
+    def fail(self, number: int, request: int, error: RayQueueError) -> None:
+        body = encode_failure(error)
+        self.send(number, Kind.FAILED, request, (body,), len(body))
+
+    def _write(self, client: _Client) -> None:
+        out, size_bytes = client.out, client.out_bytes
+        client.out, client.out_bytes = [], 0
+        stream = client.stream
+        if size_bytes <= _JOIN_BYTES:
+            out = [b"".join(out)]
+        stream.write(out, size_bytes)
+        queued_bytes = stream.queued_bytes
+        if queued_bytes > self._settings.client_queue_bytes:
+            if queued_bytes > _HOPELESS * self._settings.client_queue_bytes:
+                raise TransportError(f"it does not take its answers: {queued_bytes} bytes wait")
+            client.deaf = True
+        self._watch(client)
+
+    def _hear_again(self, client: _Client) -> None:
+        if client.deaf and client.stream.queued_bytes <= self._settings.client_queue_bytes // 2:
+            client.deaf = False
+            if client.stream.has_more:
+                self._half_read[client] = None
+
+    def _watch(self, client: _Client) -> None:
+        if client.closed or self._selector is None:
+            return
+        interest = (0 if client.deaf else _READ) | (_WRITE if client.stream.wants_write else 0)
+        if interest == client.interest:
+            return
+        if client.interest:
+            self._selector.modify(client.fd, interest, client)
+        else:
+            self._selector.register(client.fd, interest, client)
+        client.interest = interest
+
+    def _lost(self, client: _Client, error: Exception | None) -> None:
+        if client.closed:
+            return
+        if isinstance(error, TransportError):
+            self._hung_up += 1
+            _log.warning("client %d: %s", client.number, error)
+            self._last_words(client, error)
+        client.closed = True
+        if client.interest and self._selector is not None:
+            self._selector.unregister(client.fd)
+            client.interest = 0
+        client.stream.close()
+        del self._clients[client.number]
+        self._half_read.pop(client, None)
+        self._written_to.pop(client, None)
+        self.stirred = True
+        self._gone(client.number)
+
+    def _last_words(self, client: _Client, error: RayQueueError) -> None:
+        """Tell why, at best effort."""
+        body = encode_failure(error)
+        try:
+            client.stream.write([head(Kind.FAILED, THE_CONNECTION, len(body)), body], HEAD.size + len(body))
+        except OSError as unheard:
+            _log.debug("client %d went before it was told why: %s", client.number, unheard)
