@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from rayqueue.actors.replica import _mark_logs
+from rayqueue.actors.member import _mark_logs
 from rayqueue.actors.replies import Replies, Reply, ReplyTo, deliver
 from rayqueue.errors import NotLeaderError
 

@@ -1,0 +1,272 @@
+"""What the actors of all replicas have in common, whatever the replica's state machine is.
+
+Owns the process: what it is called in logs, what a restart does, and how it
+finds the other replicas of its group.
+
+**Restarts.** After a crash Ray starts the actor anew with the same arguments
+(``max_restarts=-1``), and it continues from its disk. Only the very first
+start may make data: if a restarted replica finds none, its disk was lost, and
+since it may have voted and acknowledged, it must not begin anew under its old
+id. A replica that cannot start stays, does nothing, and answers every call with
+the reason (``StoreMissingError`` and others): an actor that fails while it is
+constructed would leave no more than a text. A failure of the running engine
+ends the process at once.
+
+**Peers.** A replica listens on a new port each time it starts. It asks the
+actors of the other members, which it finds by name, where they listen, until
+each has answered once, and dials them; they learn where it listens from the
+connection. Of two replicas that restart, the later one finds the earlier one,
+so all find each other without anybody keeping addresses.
+
+It does not decide who is a member, nor where replicas are placed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import sys
+import time
+import warnings
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, NamedTuple, NoReturn, TypeVar
+
+import ray
+from ray.exceptions import RayError
+
+from rayqueue.actors.names import actor_name, check_id
+from rayqueue.actors.replies import Reply
+from rayqueue.config import Settings
+from rayqueue.errors import InvalidInputError, RayQueueError, StorageError
+from rayqueue.ids import GroupId, NodeId
+from rayqueue.raft.members import Members
+from rayqueue.raft.stream import is_numeric
+from rayqueue.replica import Answer, Replica, Status, create_replica
+
+_log = logging.getLogger(__name__)
+
+Address = tuple[str, int]
+ReplicaT = TypeVar("ReplicaT", bound=Replica)
+
+PEER_ANSWER_S = 2.0
+_LOCK_PATIENCE_S = 20.0
+_LOCK_RETRY_S = 0.05
+_PEER_RETRY_MIN_S = 0.05
+_PEER_RETRY_MAX_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class MemberSpec:
+    """What a replica's process must know. Ray keeps it and hands it to each restart."""
+
+    group_id: GroupId
+    node_id: NodeId
+    settings: Settings
+    """Data is kept below ``settings.data_dir`` of the node that the actor runs on."""
+    create: bool = False
+    """Make the replica's data if there is none. Without it, or in a restart, missing data is an error."""
+    voters: tuple[NodeId, ...] | None = None
+    """The members of a new group. None: this replica has data, or waits to be added to a group."""
+    host: str = "127.0.0.1"
+    """Where it listens for its peers, who must be able to reach it there."""
+
+    @property
+    def path(self) -> Path:
+        return self.settings.data_dir / check_id(self.group_id) / check_id(self.node_id)
+
+
+class Process(NamedTuple):
+    """Where an actor runs."""
+
+    pid: int
+    host: str
+    ray_node_id: str
+
+
+class MemberActor(Generic[ReplicaT]):
+    """One replica of a group, whatever the group is for."""
+
+    def __init__(self, spec: MemberSpec) -> None:
+        self._spec = spec
+        self._addresses: dict[NodeId, Address] = {}
+        self._started: ReplicaT | RayQueueError
+        _mark_logs(f"{spec.group_id} {spec.node_id}")
+        try:
+            if spec.create and not _restarted() and not spec.path.exists():
+                members = None if spec.voters is None else Members.of(spec.voters)
+                create_replica(spec.path, spec.group_id, spec.node_id, members, spec.settings)
+            self._started = self._start_unlocked()
+        except RayQueueError as error:
+            _log.critical("cannot start: %s", error)
+            self._started = error
+            return
+        self._loop = asyncio.get_running_loop()
+        self._look_for_peers = asyncio.Event()
+        self._meeting = self._loop.create_task(self._meet_peers(self._started))
+
+    def _start(self) -> ReplicaT:
+        """Run the replica on its data. For the subclass."""
+        raise NotImplementedError
+
+    def _start_unlocked(self) -> ReplicaT:
+        """While another process has the data open, wait for its end: at first here, then by restarts."""
+        deadline_s = time.monotonic() + _LOCK_PATIENCE_S
+        while True:
+            try:
+                return self._start()
+            except StorageError as error:
+                if error.details.get("reason") != "locked":
+                    raise
+                if time.monotonic() > deadline_s:
+                    die(error)
+            time.sleep(_LOCK_RETRY_S)
+
+    @property
+    def _replica(self) -> ReplicaT:
+        """Raises if the replica could not be started."""
+        if isinstance(self._started, RayQueueError):
+            raise type(self._started)(str(self._started), **self._started.details)
+        return self._started
+
+    # -- the group ------------------------------------------------------------------------
+
+    @ray.method(concurrency_group="control")
+    async def status(self) -> Status:
+        """As it is now."""
+        return await self._inspected()
+
+    @ray.method(concurrency_group="control")
+    async def address(self) -> Address:
+        """Where this replica listens for its peers."""
+        return self._replica.status.address
+
+    @ray.method(concurrency_group="control")
+    async def process(self) -> Process:
+        context = ray.get_runtime_context()
+        return Process(os.getpid(), self._spec.host, context.get_node_id())
+
+    @ray.method(concurrency_group="control")
+    async def set_peers(self, addresses: Mapping[NodeId, Address]) -> None:
+        """Where others listen, if somebody knows better than their names in Ray."""
+        _check_addresses(addresses)
+        self._addresses = {**self._addresses, **addresses}
+        self._replica.set_peers(self._addresses)
+
+    @ray.method(concurrency_group="control")
+    async def confirm_leadership(self) -> None:
+        """Returns if a majority confirms, after this call, that the replica leads."""
+        await self._asked(self._replica.confirm_leadership)
+
+    @ray.method(concurrency_group="control")
+    async def add_learner(self, node: NodeId) -> None:
+        check_id(node)
+        await self._change(lambda members: members.with_learner(node))
+
+    @ray.method(concurrency_group="control")
+    async def promote(self, node: NodeId) -> None:
+        """Let a learner that has caught up vote."""
+        check_id(node)
+        await self._change(lambda members: members.with_voter(node))
+
+    @ray.method(concurrency_group="control")
+    async def remove(self, node: NodeId) -> None:
+        check_id(node)
+        await self._change(lambda members: members.without(node))
+
+    @ray.method(concurrency_group="control")
+    async def transfer_leadership(self, target: NodeId) -> None:
+        check_id(target)
+        await self._asked(lambda answer: self._replica.transfer_leadership(target, answer))
+
+    @ray.method(concurrency_group="control")
+    async def close(self) -> None:
+        """Stop in good order. The actor stays, and answers every other call with ``ReplicaClosedError``."""
+        replica = self._replica
+        self._loop.call_soon_threadsafe(self._meeting.cancel)
+        await asyncio.to_thread(replica.close)
+
+    async def _change(self, change: Callable[[Members], Members]) -> None:
+        await self._asked(lambda answer: self._replica.change_members(change, answer))
+        self._loop.call_soon_threadsafe(self._look_for_peers.set)
+
+    async def _inspected(self) -> Status:
+        return await self._asked(self._replica.inspect)  # type: ignore[no-any-return]
+
+    async def _asked(self, ask: Callable[[Answer], None]) -> Any:
+        reply = Reply()
+        ask(reply)
+        return await reply.future
+
+    # -- peers ---------------------------------------------------------------------------------
+
+    async def _meet_peers(self, replica: Replica) -> None:
+        """Ask each member where it listens, until it has said so once. Ends with the replica."""
+        pause_s = _PEER_RETRY_MIN_S
+        named: dict[NodeId, Address] = {}
+        while True:
+            status = replica.status
+            members = {*status.voters, *status.learners} - {self._spec.node_id}
+            missing = sorted(members - self._addresses.keys())
+            answers = await asyncio.gather(*map(self._address_of, missing))
+            found = {peer: address for peer, address in zip(missing, answers, strict=True) if address is not None}
+            self._addresses = {**self._addresses, **found}
+            wanted = {peer: self._addresses[peer] for peer in members & self._addresses.keys()}
+            if wanted != named:
+                replica.set_peers(wanted)
+                named = wanted
+            pause_s = min(pause_s * 2, _PEER_RETRY_MAX_S)
+            try:
+                await asyncio.wait_for(self._look_for_peers.wait(), pause_s)
+            except asyncio.TimeoutError:
+                continue
+            self._look_for_peers.clear()
+            pause_s = _PEER_RETRY_MIN_S
+
+    async def _address_of(self, peer: NodeId) -> Address | None:
+        name, namespace = actor_name(self._spec.group_id, peer), self._spec.settings.namespace
+        try:
+            handle = await asyncio.to_thread(ray.get_actor, name, namespace)
+            call: Awaitable[Address] = handle.address.remote()
+            return await asyncio.wait_for(call, PEER_ANSWER_S)
+        except (ValueError, OSError, RayError, RayQueueError, asyncio.TimeoutError) as error:
+            _log.debug("%s has not said where it listens: %s", peer, error)
+            return None
+
+
+def _restarted() -> bool:
+    """Whether this process continues the work of an earlier one. If Ray does not know, it does."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Ray's own use of a name that it has deprecated
+        return ray.get_runtime_context().was_current_actor_reconstructed is not False
+
+
+def die(error: BaseException) -> NoReturn:
+    """The engine failed: whoever waits learns it from the broken connection, and Ray starts the actor again."""
+    _log.critical("the process ends: %s", error)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(1)
+
+
+def _mark_logs(who: str) -> None:
+    """Every line of RayQueue's in this process's log says whose it is."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter(f"%(asctime)s %(levelname)s {who} %(name)s: %(message)s"))
+    logger = logging.getLogger("rayqueue")
+    logger.handlers[:] = [handler]
+    logger.setLevel(logging.INFO)
+    logger.propagate = False
+
+
+def _check_addresses(addresses: Any) -> None:
+    """The engine's thread uses them, and whatever fails there ends the process."""
+    try:
+        for node, (host, port) in addresses.items():
+            check_id(node)
+            if not is_numeric(host) or not 0 < port < 2**16:
+                raise InvalidInputError(f"{node} needs a numeric address and a port, not {host}:{port}")
+    except (AttributeError, TypeError, ValueError) as error:
+        raise InvalidInputError(f"peers come as ids with a host and a port: {error}") from None

@@ -1,0 +1,120 @@
+"""The nodes of this Ray cluster as places for data.
+
+Owns how a Ray node becomes a broker: a small task that runs on that very node
+reads its data directory. Nothing here decides anything.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import ray
+from pydantic import SecretStr
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from rayqueue.actors import home
+from rayqueue.actors.home import ClusterManifest, Home
+from rayqueue.errors import RayQueueError
+from rayqueue.ids import GroupId, NodeId
+
+_DIAL_S = 1.0
+
+
+class RayNode(NamedTuple):
+    node_id: str
+    host: str
+    port: int
+    """The raylet's."""
+    label: str | None
+    """The broker's name, if the node was started with the label ``rayqueue.broker``."""
+
+
+def alive_nodes() -> list[RayNode]:
+    """As far as Ray has noticed. A node that died may be among them for some seconds."""
+    return [
+        RayNode(
+            node["NodeID"],
+            node["NodeManagerAddress"],
+            node["NodeManagerPort"],
+            node.get("Labels", {}).get(home.BROKER_LABEL),
+        )
+        for node in ray.nodes()  # type: ignore[no-untyped-call]
+        if node["Alive"]
+    ]
+
+
+def answers(node: RayNode) -> bool:
+    """Whether its raylet really is there. Takes a second at most."""
+    try:
+        with socket.create_connection((node.host, node.port), _DIAL_S):
+            return True
+    except OSError:
+        return False
+
+
+def look_at(node: RayNode, data_dir: Path) -> Any:
+    """A reference to its ``Home``, or to the error that says why it cannot be one."""
+    return _pinned(_look, node.node_id).remote(data_dir, node)
+
+
+def settle_at(ray_node: str, data_dir: Path, cluster: ClusterManifest, secret: SecretStr) -> Any:
+    """A reference to None, or to an error: the node belongs to the cluster now."""
+    return _pinned(_settle, ray_node).remote(data_dir, cluster, secret)
+
+
+def erase_at(ray_node: str, data_dir: Path, group_id: GroupId, node_id: NodeId) -> Any:
+    """A reference to None, or to an error: the replica's data is gone."""
+    return _pinned(_erase, ray_node).remote(data_dir, group_id, node_id)
+
+
+def found_actors(namespace: str) -> set[str]:
+    """The names that are taken in this namespace."""
+    named: Sequence[dict[str, str]] = ray.util.list_named_actors(all_namespaces=True)
+    return {each["name"] for each in named if each["namespace"] == namespace}
+
+
+def pinned_to(handle: Any) -> str | None:
+    """The Ray node of an actor, which does not change as long as it lives. None while it is not placed yet."""
+    # Ray tells this nowhere else without its dashboard, except by asking the actor, which may hang with its node.
+    from ray._private.state import actors
+
+    told = actors(handle._actor_id.hex())
+    if not told or told["State"] not in ("ALIVE", "RESTARTING"):
+        return None
+    return told["Address"]["NodeID"] or None
+
+
+def _pinned(task: Any, ray_node: str) -> Any:
+    return task.options(scheduling_strategy=NodeAffinitySchedulingStrategy(ray_node, soft=False))
+
+
+# An error of ours is returned, not raised: Ray's wrapping would only have to be taken off again.
+
+
+@ray.remote(num_cpus=0, max_retries=1)
+def _look(data_dir: Path, node: RayNode) -> Home | RayQueueError:
+    try:
+        return home.look(data_dir, label=node.label, host=node.host, ray_node=node.node_id)
+    except RayQueueError as error:
+        return error
+
+
+@ray.remote(num_cpus=0, max_retries=1)
+def _settle(data_dir: Path, cluster: ClusterManifest, secret: SecretStr) -> RayQueueError | None:
+    try:
+        home.settle(data_dir, cluster, secret)
+    except RayQueueError as error:
+        return error
+    return None
+
+
+@ray.remote(num_cpus=0, max_retries=1)
+def _erase(data_dir: Path, group_id: GroupId, node_id: NodeId) -> RayQueueError | None:
+    try:
+        home.erase(data_dir, group_id, node_id)
+    except RayQueueError as error:
+        return error
+    return None
