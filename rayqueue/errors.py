@@ -23,6 +23,7 @@
     │   ├── UnknownPartitionError
     │   └── TopicExistsError
     ├── ClusterNotFoundError         no RayQueue runs here, and none was to be started
+    ├── ClusterStartError            it could not be started in time; the text names what is missing
     ├── ClosedError                  this producer, consumer or connection was closed
     ├── NotLeaderError               ask another replica; nothing was written
     ├── ReplicaClosedError           this replica is stopping; nothing was written
@@ -206,6 +207,12 @@ class ClusterNotFoundError(RayQueueError):
     """No RayQueue runs on this Ray. Start one: ``rayqueue up``, or ``connect()`` without ``create=False``."""
 
     code = "cluster_not_found"
+
+
+class ClusterStartError(RayQueueError):
+    """The cluster has data but could not be started. ``details["missing"]`` names the brokers to wait for."""
+
+    code = "cluster_start"
 
 
 class ClosedError(RayQueueError):
