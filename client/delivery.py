@@ -25,6 +25,7 @@ from rayqueue.errors import InvalidInputError, OutcomeUnknownError, RayQueueErro
 
 _log = logging.getLogger(__name__)
 
+Callback = Callable[[], object]
 Waker = Callable[[], None]
 """Called by the I/O thread when an outcome is known. Must not block or raise."""
 
@@ -42,11 +43,17 @@ class RecordMetadata(NamedTuple):
 class CallbackThread:
     """Runs the application's callbacks, in the order in which outcomes became known. One per process."""
 
+    MAX_BACKLOG = 100_000
+    """Callbacks that wait; with more, a ``send`` with a callback waits too."""
+
     _shared: CallbackThread | None = None
     _shared_lock = threading.Lock()
 
     def __init__(self) -> None:
-        self._jobs: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[Sequence[Callback]] = queue.SimpleQueue()
+        self._counting = threading.Lock()
+        self._posted = 0
+        self._done = 0
         self._thread = threading.Thread(target=self._main, name="rayqueue callbacks", daemon=True)
         self._thread.start()
 
@@ -60,26 +67,35 @@ class CallbackThread:
                     shared = cls._shared = cls()
         return shared
 
-    @classmethod
-    def is_current(cls) -> bool:
-        return cls._shared is not None and cls._shared._thread is threading.current_thread()
+    @property
+    def is_current(self) -> bool:
+        return self._thread is threading.current_thread()
 
-    def post(self, job: Callable[[], None]) -> None:
-        self._jobs.put(job)
+    @property
+    def backlog(self) -> int:
+        return self._posted - self._done
+
+    def post(self, callbacks: Sequence[Callback]) -> None:
+        with self._counting:
+            self._posted += len(callbacks)
+        self._jobs.put(callbacks)
 
     def drain(self, timeout_s: float | None) -> bool:
-        """Wait until all that was posted before has run."""
+        """Wait until all that was posted before has run. In the callback thread itself: at once."""
+        if self.is_current or not self.backlog:
+            return True
         passed = threading.Event()
-        self._jobs.put(passed.set)
+        self.post((passed.set,))
         return passed.wait(timeout_s)
 
     def _main(self) -> None:
         while True:
-            job = self._jobs.get()
-            try:
-                job()
-            except Exception:
-                _log.exception("a delivery callback failed")
+            for callback in self._jobs.get():
+                try:
+                    callback()
+                except Exception:  # noqa: BLE001  # the application's, and nobody is there to catch it
+                    _log.exception("a delivery callback failed")
+                self._done += 1
 
 
 _registering = threading.Lock()
@@ -99,7 +115,7 @@ class Outcome:
         self.base_offset: int | None = None
         self.error: RayQueueError | None = None
         self._wakers: list[Waker] | None = None
-        self._callbacks: list[Callable[[], None]] | None = None
+        self._callbacks: list[Callback] | None = None
 
     def resolve(self, base_offset: int | None, error: RayQueueError | None = None) -> None:
         """Once. A second time changes nothing."""
@@ -114,9 +130,7 @@ class Outcome:
         for wake in wakers or ():
             wake()
         if callbacks:
-            thread = CallbackThread.shared()
-            for callback in callbacks:
-                thread.post(callback)
+            CallbackThread.shared().post(callbacks)
 
     def add_waker(self, wake: Waker) -> None:
         """Called at once if the outcome is known."""
@@ -126,7 +140,7 @@ class Outcome:
                 return
         wake()
 
-    def add_callback(self, callback: Callable[[], None]) -> None:
+    def add_callback(self, callback: Callback) -> None:
         """Run in the callback thread, also if the outcome is known."""
         with _registering:
             if not self.done:
@@ -134,7 +148,7 @@ class Outcome:
                     self._callbacks = []
                 self._callbacks.append(callback)
                 return
-        CallbackThread.shared().post(callback)
+        CallbackThread.shared().post((callback,))
 
     def wait(self, timeout_s: float | None) -> bool:
         if self.done:
@@ -193,7 +207,7 @@ class Delivery:
 
     def add_done_callback(self, callback: Callable[[Delivery], object]) -> None:
         """Called with this delivery in the callback thread, also if the outcome is known already."""
-        self._outcome.add_callback(lambda: callback(self))  # type: ignore[arg-type,return-value]
+        self._outcome.add_callback(lambda: callback(self))
 
     def __await__(self) -> Generator[Any, None, RecordMetadata]:
         if not self._outcome.done:
@@ -262,7 +276,8 @@ class Deliveries(Sequence[Delivery]):
 
     def add_done_callback(self, callback: Callable[[Deliveries], object]) -> None:
         """Called once, in the callback thread, when all outcomes are known."""
-        _when_all([part.outcome for part in self._parts], lambda: CallbackThread.shared().post(lambda: callback(self)))  # type: ignore[arg-type,return-value]
+        outcomes = [part.outcome for part in self._parts]
+        _when_all(outcomes, lambda: CallbackThread.shared().post((lambda: callback(self),)))
 
     def __await__(self) -> Generator[Any, None, Sequence[RecordMetadata]]:
         if not self.done():

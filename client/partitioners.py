@@ -28,10 +28,11 @@ from crc32c import crc32c
 
 from rayqueue.errors import ConfigError
 
+np: Any
 try:
     import numpy as np
-except ImportError:  # pragma: no cover  # not a dependency: without it new keys cost three times as much
-    np = None  # type: ignore[assignment]
+except ImportError:  # not a dependency: without it new keys cost three times as much
+    np = None
 
 CustomPartitioner = Callable[[bytes | None, bytes | None, int], int]
 

@@ -1,0 +1,460 @@
+"""Where records wait between ``send`` and the I/O thread, gathered into batches.
+
+Application threads add records; the sender, in the I/O thread, takes batches.
+Between them stands one lock, held for about a microsecond. No I/O, and no
+clock but the one that is handed in.
+
+- A batch belongs to one lane of one partition. It is full before the record that would make it larger than
+  ``batch_bytes``; a record that is larger alone is a batch alone.
+- A full batch may be taken at once. One that is not full may be taken once it is ``linger_ms`` old; without
+  linger, once nothing else of its partition is under way. So batches are small when there is little to send and
+  fill by themselves when there is much.
+- Batches of one lane are taken in the order in which their records were added. Among lanes the higher one goes first.
+- ``buffer_bytes`` bounds all that was added and is not resolved yet, wherever it is.
+- The sender is woken when there is something to take that it does not know of, once, not for every record.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from rayqueue.client.delivery import Delivery, Outcome, Part
+from rayqueue.errors import ClosedError, RayQueueError
+from rayqueue.records import Compression, Headers, HeadersIn, RecordBatch, with_producer
+
+RECORD_BYTES = 12
+"""What a record costs in a batch besides its bytes: a timestamp, and where its value ends."""
+KEY_BYTES = 4
+PAIR_BYTES = 8
+BATCH_BYTES = 1024
+"""More than a batch has besides its records."""
+
+_REFILL = 0.75
+"""Whoever waits for space is woken when no more than this part of the buffer is used."""
+
+Wake = Callable[[], None]
+
+
+class Batch:
+    """Records of one lane of one partition, first as columns, then encoded."""
+
+    __slots__ = (
+        "attempt",
+        "count",
+        "deadline_s",
+        "headers",
+        "keys",
+        "lane",
+        "maybe_written",
+        "opened_s",
+        "outcome",
+        "payload",
+        "sequence",
+        "serial",
+        "settled",
+        "size_bytes",
+        "timestamps",
+        "values",
+    )
+
+    def __init__(self, outcome: Outcome, lane: int, timestamps: list[int], opened_s: float, deadline_s: float) -> None:
+        self.outcome = outcome
+        self.lane = lane
+        self.values: list[bytes | None] = []
+        self.keys: list[bytes | None] | None = None
+        self.headers: list[HeadersIn] | None = None
+        self.timestamps = timestamps
+        self.size_bytes = 0
+        self.opened_s = opened_s
+        self.deadline_s = deadline_s
+        self.serial = 0
+        self.count = 0
+        """Of an encoded batch."""
+        self.payload: bytes | None = None
+        # What the sender knows of it.
+        self.sequence = -1
+        self.attempt = 0
+        self.maybe_written = False
+        self.settled = False
+
+    def __len__(self) -> int:
+        return self.count or len(self.values)
+
+    def stamp(self, compression: Compression, producer_id: int, sequence: int, epoch: int) -> bytes:
+        """The batch as it goes over the wire. From now on it is kept in this form only."""
+        self.sequence = sequence
+        if self.payload is not None:
+            self.payload = with_producer(self.payload, producer_id, sequence, epoch)
+            return self.payload
+        self.payload = RecordBatch.encode(
+            self.values,
+            self.keys,
+            self.headers,
+            timestamps=self.timestamps,
+            lane=self.lane,
+            compression=compression,
+            producer_id=producer_id,
+            sequence=sequence,
+            epoch=epoch,
+        )
+        self.count = len(self.values)
+        self.values, self.keys, self.headers = [], None, None
+        return self.payload
+
+
+class PartitionBuffer:
+    """What waits for one partition."""
+
+    __slots__ = ("in_flight", "number", "open", "ready", "signalled", "topic")
+
+    def __init__(self, topic: str, number: int, lanes: int) -> None:
+        self.topic = topic
+        self.number = number
+        self.open: list[Batch | None] = [None] * lanes
+        self.ready: deque[Batch] = deque()
+        self.in_flight = 0
+        """Batches that the sender has taken and that are not acknowledged. The sender's to write."""
+        self.signalled = False
+
+    def __len__(self) -> int:
+        """Batches."""
+        return len(self.ready) + len(self.open) - self.open.count(None)
+
+
+class TopicBuffer:
+    """What waits for one topic, and whose turn it is among its partitions."""
+
+    __slots__ = ("lanes", "max_record_bytes", "name", "partitions", "turn")
+
+    def __init__(self, name: str, partitions: int, lanes: int, max_record_bytes: int, turn: int = 0) -> None:
+        self.name = name
+        self.lanes = lanes
+        self.max_record_bytes = max_record_bytes
+        self.partitions = [PartitionBuffer(name, number, lanes) for number in range(partitions)]
+        self.turn = turn % partitions
+
+    def grow(self, partitions: int) -> None:
+        """The topic has more partitions than before."""
+        known = len(self.partitions)
+        self.partitions += [PartitionBuffer(self.name, number, self.lanes) for number in range(known, partitions)]
+
+
+ANY = -1
+"""As a partition's number: the one whose turn it is, until its batch is full or gone."""
+
+
+class Accumulator:
+    """All that a producer has accepted and that is not resolved."""
+
+    def __init__(
+        self,
+        *,
+        batch_bytes: int,
+        buffer_bytes: int,
+        linger_ms: int,
+        delivery_timeout_ms: int,
+        clock_s: Callable[[], float],
+        wake: Wake,
+    ) -> None:
+        self._batch_bytes = batch_bytes
+        self._buffer_bytes = buffer_bytes
+        self._linger_s = linger_ms / 1000
+        self._timeout_s = delivery_timeout_ms / 1000
+        self._clock_s = clock_s
+        self._wake = wake
+        self._lock = threading.Lock()
+        self._used_bytes = 0
+        self._serial = 0
+        self._unresolved: dict[int, Batch] = {}  # by serial, the oldest first
+        self._signalled: list[PartitionBuffer] = []
+        self._space_waiters: list[Wake] = []
+        self._flush_waiters: list[tuple[int, Wake]] = []
+        self._topics: list[TopicBuffer] = []
+        self._closed = False
+
+    # -- for application threads ---------------------------------------------------------
+
+    def add_topic(self, topic: TopicBuffer) -> None:
+        with self._lock:
+            self._topics.append(topic)
+
+    def append(
+        self,
+        topic: TopicBuffer,
+        number: int,
+        lane: int,
+        key: bytes | None,
+        value: bytes | None,
+        headers: Headers | None,
+        timestamp_ms: int,
+        size_bytes: int,
+        on_delivery: Callable[[Delivery], object] | None = None,
+    ) -> Delivery | None:
+        """Add a record. None if there is no space now. ``size_bytes`` is what it takes in a batch."""
+        with self._lock:
+            used_bytes = self._used_bytes
+            if used_bytes + size_bytes > self._buffer_bytes and used_bytes:
+                return None
+            if self._closed:
+                raise closed()
+            partition = topic.partitions[topic.turn if number < 0 else number]
+            batch = partition.open[lane]
+            if batch is None or batch.size_bytes + size_bytes > self._batch_bytes:
+                batch = self._begin(topic, partition, lane, size_bytes, number < 0)
+            self._used_bytes = used_bytes + size_bytes
+            batch.size_bytes += size_bytes
+            values = batch.values
+            position = len(values)
+            values.append(value)
+            batch.timestamps.append(timestamp_ms)
+            keys = batch.keys
+            if key is not None:
+                if keys is None:
+                    keys = batch.keys = [None] * position
+                keys.append(key)
+            elif keys is not None:
+                keys.append(None)
+            if headers is not None or batch.headers is not None:
+                _add_headers(batch, position, (headers,))
+            delivery = Delivery(batch.outcome, position)
+            if on_delivery is not None:
+                delivery.add_done_callback(on_delivery)
+        return delivery
+
+    def extend(
+        self,
+        topic: TopicBuffer,
+        number: int,
+        lane: int,
+        values: Sequence[bytes | None],
+        keys: Sequence[bytes | None] | None,
+        headers: Sequence[HeadersIn] | None,
+        timestamps: Sequence[int],
+        size_bytes: int,
+    ) -> Part | None:
+        """Add records that fit into one batch together. None if there is no space now."""
+        with self._lock:
+            if self._lacks_space(size_bytes):
+                return None
+            partition = topic.partitions[topic.turn if number < 0 else number]
+            batch = partition.open[lane]
+            if batch is None or batch.size_bytes + size_bytes > self._batch_bytes:
+                batch = self._begin(topic, partition, lane, size_bytes, number < 0)
+            self._used_bytes += size_bytes
+            batch.size_bytes += size_bytes
+            position = len(batch.values)
+            batch.values += values
+            batch.timestamps += timestamps
+            if keys is not None or batch.keys is not None:
+                if batch.keys is None:
+                    batch.keys = [None] * position
+                batch.keys += [None] * len(values) if keys is None else keys
+            if headers is not None or batch.headers is not None:
+                _add_headers(batch, position, [None] * len(values) if headers is None else headers)
+            return Part(batch.outcome, position, len(values))
+
+    def put(
+        self, topic: TopicBuffer, number: int, lane: int, payload: bytes, count: int, timestamps: Sequence[int] | int
+    ) -> Part | None:
+        """Add a batch that is encoded already, without a producer. None if there is no space now."""
+        size_bytes = len(payload)
+        with self._lock:
+            if self._lacks_space(size_bytes):
+                return None
+            if number < 0:
+                number = topic.turn = (topic.turn + 1) % len(topic.partitions)
+            partition = topic.partitions[number]
+            self._cut(partition, lane)
+            batch = self._new_batch(partition, lane, Outcome(topic.name, partition.number, timestamps), [])
+            self._used_bytes += size_bytes
+            batch.size_bytes = size_bytes
+            batch.payload = payload
+            batch.count = count
+            partition.ready.append(batch)
+            self._signal(partition)
+            return Part(batch.outcome, 0, count)
+
+    def fits(self, size_bytes: int) -> bool:
+        """Whether so much could be added now."""
+        with self._lock:
+            return not self._lacks_space(size_bytes)
+
+    def when_space(self, wake: Wake) -> None:
+        """Wake the caller, once, when it is worth another try. At once if it is so now."""
+        with self._lock:
+            if self._used_bytes > self._buffer_bytes * _REFILL and not self._closed:
+                self._space_waiters.append(wake)
+                return
+        wake()
+
+    def cut_all(self) -> int:
+        """Everything that was added may be taken now. The serial of the newest batch, for ``when_resolved``."""
+        with self._lock:
+            for topic in self._topics:
+                for partition in topic.partitions:
+                    for lane in range(topic.lanes - 1, -1, -1):
+                        if partition.open[lane] is not None:
+                            self._cut(partition, lane)
+                            self._signal(partition)
+            return self._serial
+
+    def when_resolved(self, serial: int, wake: Wake) -> None:
+        """Wake the caller when no batch up to this one is unresolved. At once if it is so now."""
+        with self._lock:
+            if self._oldest() <= serial:
+                self._flush_waiters.append((serial, wake))
+                return
+        wake()
+
+    def close(self) -> None:
+        """Nothing can be added any more."""
+        with self._lock:
+            self._closed = True
+            waiters, self._space_waiters = self._space_waiters, []
+        for wake in waiters:
+            wake()
+
+    @property
+    def is_closed(self) -> bool:
+        return self._closed
+
+    @property
+    def used_bytes(self) -> int:
+        return self._used_bytes
+
+    @property
+    def unresolved_records(self) -> int:
+        with self._lock:
+            return sum(map(len, self._unresolved.values()))
+
+    # -- for the sender ------------------------------------------------------------------
+
+    def signalled(self) -> list[PartitionBuffer]:
+        """Partitions that may have something to take, since the last time."""
+        with self._lock:
+            signalled, self._signalled = self._signalled, []
+            for partition in signalled:
+                partition.signalled = False
+        return signalled
+
+    def take(self, partition: PartitionBuffer, now_s: float) -> Batch | None:
+        """The next batch of this partition that may go now."""
+        with self._lock:
+            if partition.ready:
+                return partition.ready.popleft()
+            if self._linger_s:
+                oldest_s = now_s - self._linger_s
+            elif partition.in_flight:
+                return None
+            else:
+                oldest_s = now_s
+            for lane in range(len(partition.open) - 1, -1, -1):
+                batch = partition.open[lane]
+                if batch is not None and batch.opened_s <= oldest_s:
+                    partition.open[lane] = None
+                    return batch
+        return None
+
+    def due_s(self, partition: PartitionBuffer) -> float | None:
+        """When a batch that is not full may be taken, because it has waited long enough."""
+        if not self._linger_s:
+            return None
+        with self._lock:
+            opened = [batch.opened_s for batch in partition.open if batch is not None]
+        return min(opened) + self._linger_s if opened else None
+
+    def expired(self, partition: PartitionBuffer, now_s: float) -> list[Batch]:
+        """Batches that were never taken and whose time is up; they are here no more."""
+        with self._lock:
+            found: list[Batch] = []
+            while partition.ready and partition.ready[0].deadline_s <= now_s:
+                found.append(partition.ready.popleft())
+            for lane, batch in enumerate(partition.open):
+                if batch is not None and batch.deadline_s <= now_s:
+                    found.append(batch)
+                    partition.open[lane] = None
+            return found
+
+    def drain(self, partition: PartitionBuffer) -> list[Batch]:
+        """All batches of this partition; they are here no more."""
+        return self.expired(partition, float("inf"))
+
+    def resolve(self, batch: Batch, base_offset: int | None, error: RayQueueError | None = None) -> None:
+        """The batch's outcome is known. Its space is free; whoever waits for either is woken."""
+        wakes: Sequence[Wake] = ()
+        with self._lock:
+            if self._unresolved.pop(batch.serial, None) is None:
+                return
+            self._used_bytes -= batch.size_bytes
+            if self._space_waiters and self._used_bytes <= self._buffer_bytes * _REFILL:
+                wakes, self._space_waiters = self._space_waiters, []
+            if self._flush_waiters:
+                oldest = self._oldest()
+                wakes = [*wakes, *(wake for serial, wake in self._flush_waiters if serial < oldest)]
+                self._flush_waiters = [waiter for waiter in self._flush_waiters if waiter[0] >= oldest]
+        batch.outcome.resolve(base_offset, error)
+        for wake in wakes:
+            wake()
+
+    # -- under the lock ------------------------------------------------------------------
+
+    def _lacks_space(self, size_bytes: int) -> bool:
+        if self._closed:
+            raise closed()
+        # What is larger than the whole buffer goes alone.
+        return self._used_bytes + size_bytes > self._buffer_bytes and self._used_bytes > 0
+
+    def _begin(self, topic: TopicBuffer, partition: PartitionBuffer, lane: int, size_bytes: int, turn: bool) -> Batch:
+        """A batch with room for this, in the partition whose turn it is next if no other was asked for."""
+        if turn:
+            topic.turn = (topic.turn + 1) % len(topic.partitions)
+            partition = topic.partitions[topic.turn]
+            batch = partition.open[lane]
+            if batch is not None and batch.size_bytes + size_bytes <= self._batch_bytes:
+                return batch
+        if partition.open[lane] is not None:
+            self._cut(partition, lane)
+            self._signal(partition)
+        elif self._linger_s or not partition.in_flight:
+            self._signal(partition)
+        timestamps: list[int] = []
+        batch = self._new_batch(partition, lane, Outcome(topic.name, partition.number, timestamps), timestamps)
+        partition.open[lane] = batch
+        return batch
+
+    def _new_batch(self, partition: PartitionBuffer, lane: int, outcome: Outcome, timestamps: list[int]) -> Batch:
+        now_s = self._clock_s()
+        batch = Batch(outcome, lane, timestamps, now_s, now_s + self._timeout_s)
+        self._serial += 1
+        batch.serial = self._serial
+        self._unresolved[self._serial] = batch
+        return batch
+
+    def _cut(self, partition: PartitionBuffer, lane: int) -> None:
+        batch = partition.open[lane]
+        if batch is not None:
+            partition.ready.append(batch)
+            partition.open[lane] = None
+
+    def _signal(self, partition: PartitionBuffer) -> None:
+        if not partition.signalled:
+            partition.signalled = True
+            self._signalled.append(partition)
+            if len(self._signalled) == 1:
+                self._wake()
+
+    def _oldest(self) -> float:
+        return next(iter(self._unresolved), float("inf"))
+
+
+def closed() -> ClosedError:
+    return ClosedError("this producer was closed; make a new one")
+
+
+def _add_headers(batch: Batch, position: int, headers: Sequence[Any]) -> None:
+    if batch.headers is None:
+        batch.headers = [None] * position
+    batch.headers += headers
