@@ -1,29 +1,35 @@
 """The partition state machine: append, dedupe, trim, group offsets; and how to read it.
 
 ``machine.py`` applies the log, ``admission.py`` guards its entrance on the
-leader, ``reader.py`` reads it from snapshots. No clocks, no I/O but the store.
+leader, ``reader.py`` reads it from snapshots, ``retention.py`` says what of it
+may go, ``backlog.py`` how much of it its groups have still to read. No clocks, no I/O but the store.
 """
 
 from __future__ import annotations
 
 from rayqueue.partition.admission import Admission, AdmissionLimits
-from rayqueue.partition.answers import Appended, Committed, Configured, Deleted, Fenced, Trimmed
+from rayqueue.partition.answers import Appended, Committed, Configured, Deleted, Fenced, Pinned, Trimmed
+from rayqueue.partition.backlog import Backlog
 from rayqueue.partition.commands import (
     commit_command,
     configure_command,
     delete_group_command,
     fence_command,
+    pin_command,
     trim_command,
 )
 from rayqueue.partition.groups import Group
 from rayqueue.partition.machine import Partition
-from rayqueue.partition.reader import Bounds, Fetched, bounds, offset_for_time, read, retention_point
+from rayqueue.partition.reader import Fetched, check_cursors, offset_for_time, read, read_lanes
+from rayqueue.partition.retention import retention_point
+from rayqueue.partition.rows import Bounds, bounds
 from rayqueue.partition.settings import PartitionSettings
 
 __all__ = [
     "Admission",
     "AdmissionLimits",
     "Appended",
+    "Backlog",
     "Bounds",
     "Committed",
     "Configured",
@@ -33,14 +39,18 @@ __all__ = [
     "Group",
     "Partition",
     "PartitionSettings",
+    "Pinned",
     "Trimmed",
     "bounds",
+    "check_cursors",
     "commit_command",
     "configure_command",
     "delete_group_command",
     "fence_command",
     "offset_for_time",
+    "pin_command",
     "read",
+    "read_lanes",
     "retention_point",
     "trim_command",
 ]

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from rayqueue.ids import Offset
+from rayqueue.protocol.calls import Position
 
 
 class Appended(NamedTuple):
@@ -29,6 +30,19 @@ class Committed:
 
     generation: int
     offsets: Mapping[int, Offset]
+    metadata: bytes = b""
+    pinned: bool = False
+
+    def position(self) -> Position:
+        """The same, as a client is told."""
+        return Position(self.generation, dict(self.offsets), self.metadata, self.pinned)
+
+
+@dataclass(frozen=True, slots=True)
+class Pinned:
+    """Whether the group holds the log from now on."""
+
+    pinned: bool
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,12 +22,15 @@ COMMIT_OFFSETS = 0x11
 DELETE_GROUP = 0x12
 FENCE_PRODUCER = 0x13
 CONFIGURE = 0x14
+PIN_GROUP = 0x15
+TRIM_UNLESS_HELD = 0x16
 
 MAX_GROUP_BYTES = 255
 MAX_METADATA_BYTES = 4096
 MAX_OFFSET = 2**63 - 1
 
 _TRIM = Struct("<BQ")
+_TRIM_UNLESS_HELD = Struct("<BQQ")
 _COMMIT = Struct("<BB?xHHQ")  # tag, length of group, rewind, length of metadata, lanes, generation
 _LANE = Struct("<BQ")
 _FENCE = Struct("<BQI")
@@ -36,6 +39,7 @@ _FENCE = Struct("<BQI")
 @dataclass(frozen=True, slots=True)
 class Trim:
     to_offset: int
+    as_of: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +57,12 @@ class DeleteGroup:
 
 
 @dataclass(frozen=True, slots=True)
+class PinGroup:
+    group: str
+    pinned: bool
+
+
+@dataclass(frozen=True, slots=True)
 class FenceProducer:
     producer_id: int
     epoch: int
@@ -63,15 +73,22 @@ class Configure:
     settings: PartitionSettings
 
 
-Command = Trim | CommitOffsets | DeleteGroup | FenceProducer | Configure
+Command = Trim | CommitOffsets | DeleteGroup | PinGroup | FenceProducer | Configure
 
 
 # -- encoding -------------------------------------------------------------------
 
 
-def trim_command(to_offset: int) -> bytes:
-    """Let the log start at this offset. Never moves it back, nor past the end."""
-    return _TRIM.pack(TRIM, check_offset(to_offset))
+def trim_command(to_offset: int, *, as_of: int | None = None) -> bytes:
+    """Let the log start at this offset. Never moves it back, nor past the end.
+
+    ``as_of`` is the index of the last entry that whoever chose the offset had
+    seen: if a group has asked to hold more since (it is new, was pinned or went
+    back), nothing is trimmed. Without it the log is trimmed whatever groups hold.
+    """
+    if as_of is None:
+        return _TRIM.pack(TRIM, check_offset(to_offset))
+    return _TRIM_UNLESS_HELD.pack(TRIM_UNLESS_HELD, check_offset(to_offset), as_of)
 
 
 def commit_command(
@@ -96,6 +113,11 @@ def commit_command(
 def delete_group_command(group: str) -> bytes:
     """Forget the group's offsets."""
     return bytes((DELETE_GROUP,)) + _encode_group(group)
+
+
+def pin_command(group: str, pinned: bool = True) -> bytes:
+    """Let no trim pass what this group has not committed; or let it again."""
+    return bytes((PIN_GROUP, pinned)) + _encode_group(group)
 
 
 def fence_command(producer_id: int, epoch: int) -> bytes:
@@ -151,6 +173,11 @@ def _decode_trim(payload: bytes) -> Trim:
     return Trim(check_offset(_TRIM.unpack(payload)[1]))
 
 
+def _decode_trim_unless_held(payload: bytes) -> Trim:
+    _, to_offset, as_of = _TRIM_UNLESS_HELD.unpack(payload)
+    return Trim(check_offset(to_offset), as_of)
+
+
 def _decode_commit(payload: bytes) -> CommitOffsets:
     _, name_bytes, rewind, metadata_bytes, lanes, generation = _COMMIT.unpack_from(payload)
     names_at = _COMMIT.size + lanes * _LANE.size
@@ -169,6 +196,12 @@ def _decode_delete_group(payload: bytes) -> DeleteGroup:
     return DeleteGroup(payload[1:].decode())
 
 
+def _decode_pin(payload: bytes) -> PinGroup:
+    if not 2 < len(payload) <= 2 + MAX_GROUP_BYTES or payload[1] > 1:
+        raise InvalidInputError("a group's name is empty or too long, or it is neither pinned nor not")
+    return PinGroup(payload[2:].decode(), bool(payload[1]))
+
+
 def _decode_fence(payload: bytes) -> FenceProducer:
     return FenceProducer(*_FENCE.unpack(payload)[1:])
 
@@ -183,4 +216,6 @@ _DECODERS: dict[int, Callable[[bytes], Command]] = {
     DELETE_GROUP: _decode_delete_group,
     FENCE_PRODUCER: _decode_fence,
     CONFIGURE: _decode_configure,
+    PIN_GROUP: _decode_pin,
+    TRIM_UNLESS_HELD: _decode_trim_unless_held,
 }

@@ -1,26 +1,36 @@
 """How far each consumer group has come in this partition.
 
 Owns the GROUPS table: per group the newest generation that committed, an
-offset per lane, and the group's own metadata. A commit of an older generation
-is refused, and an offset does not go back unless that is asked for, so a late
-commit of a consumer that lost the partition changes nothing.
+offset per lane, whether it is pinned, and the group's own metadata. A commit of
+an older generation is refused, and an offset does not go back unless that is
+asked for, so a late commit of a consumer that lost the partition changes
+nothing.
+
+``held_at`` is the index of the last entry that made some group need records
+which it, as far as anybody could know before, did not: a new group, a pin, a
+position that went back. Where to trim is decided before the trim is in the log;
+this is how applying it knows whether that decision still stands.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, replace
 from struct import Struct
 
 from rayqueue.errors import InvalidInputError, OffsetOutOfRangeError, RayQueueError, StaleGenerationError
-from rayqueue.ids import Offset
+from rayqueue.ids import Index, Offset
 from rayqueue.log.store import LogStore, Table
-from rayqueue.partition.answers import Committed, Deleted
+from rayqueue.partition.answers import Committed, Deleted, Pinned
 from rayqueue.partition.commands import CommitOffsets
+from rayqueue.partition.rows import HELD_KEY, Rows
 from rayqueue.partition.settings import PartitionSettings
+from rayqueue.protocol.calls import Position
 
-_STATE = Struct("<QH")  # generation, count of lanes
+_STATE = Struct("<QH")  # generation, count of lanes and whether it is pinned
+_PINNED = 0x8000
 _LANE = Struct("<BQ")
+_HELD = Struct("<Q")
 _DUMPED = Struct("<BI")  # length of the name, length of the row
 
 
@@ -30,23 +40,32 @@ class Group:
     offsets: Mapping[int, Offset]
     """Lane to the offset of the next record to read."""
     metadata: bytes = b""
+    pinned: bool = False
+    """No trim passes what it has not committed."""
+
+    def position(self) -> Position:
+        """The same, as a client is told."""
+        return Position(self.generation, dict(self.offsets), self.metadata, self.pinned)
 
     def encode(self) -> bytes:
         lanes = b"".join(_LANE.pack(lane, self.offsets[lane]) for lane in sorted(self.offsets))
-        return _STATE.pack(self.generation, len(self.offsets)) + lanes + self.metadata
+        state = _STATE.pack(self.generation, len(self.offsets) | (_PINNED if self.pinned else 0))
+        return state + lanes + self.metadata
 
     @staticmethod
     def decode(row: bytes) -> Group:
-        generation, lanes = _STATE.unpack_from(row)
+        generation, counted = _STATE.unpack_from(row)
+        lanes = counted & ~_PINNED
         metadata_at = _STATE.size + lanes * _LANE.size
         offsets = {lane: Offset(offset) for lane, offset in _LANE.iter_unpack(row[_STATE.size : metadata_at])}
-        return Group(generation, offsets, row[metadata_at:])
+        return Group(generation, offsets, row[metadata_at:], bool(counted & _PINNED))
 
 
 class Groups:
     def __init__(self, store: LogStore) -> None:
         self._store = store
         self._known: dict[str, Group] = {}
+        self.held_at = Index(0)
 
     def __len__(self) -> int:
         return len(self._known)
@@ -57,17 +76,20 @@ class Groups:
     def get(self, name: str) -> Group | None:
         return self._known.get(name)
 
+    def items(self) -> list[tuple[str, Group]]:
+        return [(name, self._known[name]) for name in self]
+
+    def values(self) -> Collection[Group]:
+        return self._known.values()
+
     def commit(
-        self, command: CommitOffsets, start: Offset, end: Offset, settings: PartitionSettings
+        self, command: CommitOffsets, index: Index, start: Offset, end: Offset, settings: PartitionSettings
     ) -> Committed | RayQueueError:
         """All of the command, or an error and nothing of it."""
-        group = self._known.get(command.group)
-        if group is None:
-            if len(self._known) >= settings.max_groups:
-                return InvalidInputError(
-                    f"there are {len(self._known)} groups here, which is the limit; delete one", limit=len(self._known)
-                )
-            group = Group(0, {})
+        known = self._known.get(command.group)
+        group = Group(0, {}) if known is None else known
+        if known is None and len(self._known) >= settings.max_groups:
+            return self._too_many()
         if command.generation < group.generation:
             return StaleGenerationError(
                 f"group {command.group!r} is at generation {group.generation}, not {command.generation}",
@@ -75,6 +97,7 @@ class Groups:
                 current=group.generation,
             )
         offsets = dict(group.offsets)
+        held = known is None
         for lane, offset in command.offsets.items():
             if lane >= settings.lanes:
                 return InvalidInputError(f"there is no lane {lane}; the partition has {settings.lanes}", lane=lane)
@@ -82,12 +105,41 @@ class Groups:
                 return OffsetOutOfRangeError(
                     f"offset {offset} cannot be committed, the log ends at {end}", offset=offset, start=start, end=end
                 )
-            if command.rewind or offset >= offsets.get(lane, 0):
+            before = offsets.get(lane, 0)
+            if command.rewind or offset >= before:
                 offsets[lane] = Offset(offset)
-        changed = Group(command.generation, offsets, command.metadata)
-        self._known[command.group] = changed
-        self._store.put(Table.GROUPS, command.group.encode(), changed.encode())
-        return Committed(changed.generation, changed.offsets)
+                held = held or offset < before
+        self._put(command.group, Group(command.generation, offsets, command.metadata, group.pinned))
+        if held:
+            self._hold(index)
+        return Committed(command.generation, offsets, command.metadata, group.pinned)
+
+    def pin(self, name: str, pinned: bool, index: Index, settings: PartitionSettings) -> Pinned | RayQueueError:
+        """A group that is not known yet is one now, and holds everything."""
+        group = self._known.get(name)
+        if group is None:
+            if not pinned:
+                return Pinned(False)
+            if len(self._known) >= settings.max_groups:
+                return self._too_many()
+            group = Group(0, {})
+        if group.pinned != pinned:
+            self._put(name, replace(group, pinned=pinned))
+            if pinned:
+                self._hold(index)
+        return Pinned(pinned)
+
+    def _too_many(self) -> InvalidInputError:
+        count = len(self._known)
+        return InvalidInputError(f"there are {count} groups here, which is the limit; delete one", limit=count)
+
+    def _put(self, name: str, group: Group) -> None:
+        self._known[name] = group
+        self._store.put(Table.GROUPS, name.encode(), group.encode())
+
+    def _hold(self, index: Index) -> None:
+        self.held_at = index
+        self._store.put(Table.META, HELD_KEY, _HELD.pack(index))
 
     def delete(self, name: str) -> Deleted:
         existed = self._known.pop(name, None) is not None
@@ -98,7 +150,9 @@ class Groups:
     # -- the table and the checkpoint ---------------------------------------------
 
     def load(self) -> None:
-        self._known = {key.decode(): Group.decode(row) for key, row in self._store.scan(Table.GROUPS)}
+        self._known = read_groups(self._store)
+        held = self._store.get(Table.META, HELD_KEY)
+        self.held_at = Index(0 if held is None else _HELD.unpack(held)[0])
 
     def dump(self) -> bytes:
         parts: list[bytes] = []
@@ -107,9 +161,10 @@ class Groups:
             parts += (_DUMPED.pack(len(key), len(row)), key, row)
         return b"".join(parts)
 
-    def restore(self, dumped: bytes) -> None:
+    def restore(self, dumped: bytes, held_at: Index) -> None:
         """Take over a dump; the table is empty."""
         self._known.clear()
+        self._hold(held_at)
         at = 0
         while at < len(dumped):
             key_bytes, row_bytes = _DUMPED.unpack_from(dumped, at)
@@ -119,3 +174,7 @@ class Groups:
             key, row = dumped[key_at:row_at], dumped[row_at:at]
             self._known[key.decode()] = Group.decode(row)
             self._store.put(Table.GROUPS, key, row)
+
+
+def read_groups(rows: Rows) -> dict[str, Group]:
+    return {key.decode(): Group.decode(row) for key, row in rows.scan(Table.GROUPS)}

@@ -1,8 +1,8 @@
 """The partition: what the log of one Raft group means.
 
 ``Partition`` implements ``rayqueue.raft.machine.StateMachine``. It owns the
-offsets (which batch is where), the producers, the groups' offsets and the
-start of the log. Its state is a function of the log and nothing else, so all
+offsets (which batch is where), the lanes, the producers, the groups' offsets
+and the start of the log. Its state is a function of the log and nothing else, so all
 replicas have the same.
 
 A batch's bytes are never moved or written again: applying one only adds a row
@@ -17,46 +17,54 @@ there, for going on without it would be to diverge.
 
 from __future__ import annotations
 
-from itertools import islice
+from collections.abc import Mapping
+from itertools import accumulate, islice, pairwise
 from struct import Struct
 
 from rayqueue.errors import InvalidInputError, InvariantBrokenError, RayQueueError
 from rayqueue.ids import Index, Offset
 from rayqueue.log.store import LogStore, Table
-from rayqueue.partition.answers import Appended, Committed, Configured, Deleted, Fenced, Trimmed
+from rayqueue.partition.answers import Appended, Committed, Configured, Deleted, Fenced, Pinned, Trimmed
+from rayqueue.partition.backlog import Backlog, Done, Progress
 from rayqueue.partition.commands import (
     Command,
     CommitOffsets,
     Configure,
     DeleteGroup,
     FenceProducer,
+    PinGroup,
     Trim,
+    check_offset,
     decode,
+    trim_command,
 )
 from rayqueue.partition.groups import Groups
+from rayqueue.partition.lanes import Lanes, committed_prefix
 from rayqueue.partition.producers import Producers
+from rayqueue.partition.retention import retention_point
 from rayqueue.partition.rows import (
     LOG_KEY,
     SETTINGS_KEY,
     LogRow,
     find_batch,
-    lane_key,
     load_log,
     offset_key,
     pack_batch,
     read_batch,
 )
-from rayqueue.partition.settings import SETTINGS_BYTES, PartitionSettings
+from rayqueue.partition.settings import PartitionSettings
+from rayqueue.protocol.calls import Lag, Position
 from rayqueue.records import BATCH_TAG, BatchHeader
 from rayqueue.records.checksum import crc32c
 
-Answer = Appended | Trimmed | Committed | Deleted | Fenced | Configured | RayQueueError
+Answer = Appended | Trimmed | Committed | Pinned | Deleted | Fenced | Configured | RayQueueError
 
 SWEEP_ROWS = 128
 """Rows below the log's start that one entry deletes at most, so that a large trim holds up nobody."""
 
-_CHECKPOINT_VERSION = 1
-_CHECKPOINT = Struct("<IBQQQqII")  # crc, version, start, next, total bytes, max timestamp, lengths of the two dumps
+_CHECKPOINT_VERSION = 2
+# crc, version, start, next, total bytes, max timestamp, held at, lengths of settings, lanes, producers, groups
+_CHECKPOINT = Struct("<IBQQQqQIIII")
 
 
 class Partition:
@@ -66,12 +74,15 @@ class Partition:
         self._store = store
         self.producers = Producers(store)
         self.groups = Groups(store)
+        self._lanes = Lanes(store)
         known = store.get(Table.META, SETTINGS_KEY)
         if known is None:
             store.put(Table.META, SETTINGS_KEY, settings.encode())
         self.settings = settings if known is None else PartitionSettings.decode(known)
         self.producers.load()
         self.groups.load()
+        self._lanes.load(self.settings.lanes)
+        self._progress = Progress(self.groups, self._done)
         self._use_log(load_log(store))
         self._applied = store.applied
 
@@ -85,6 +96,7 @@ class Partition:
         self._sweep_until = b""
         self._first_needed: Index | None = None
         self._find_first_needed()
+        self._progress.forget()
 
     # -- what others ask ---------------------------------------------------------------
 
@@ -102,6 +114,10 @@ class Partition:
         """
         return max(self.start_offset, self._readable_from)
 
+    @property
+    def applied(self) -> Index:
+        return self._applied
+
     def first_needed(self) -> Index:
         return Index(self._applied + 1) if self._first_needed is None else self._first_needed
 
@@ -111,6 +127,89 @@ class Partition:
             return None
         batch = find_batch(self._store, offset)
         return None if batch is None else batch.index
+
+    # -- groups: what they have read, and what they have not. On the engine's thread only ------
+
+    def position(self, group: str) -> Position | None:
+        known = self.groups.get(group)
+        return None if known is None else known.position()
+
+    def positions(self) -> dict[str, Position]:
+        """Of every group that has one here."""
+        return {name: group.position() for name, group in self.groups.items()}
+
+    def lag(self, group: str) -> Lag:
+        """What the group has not committed yet. One that is not known here has committed nothing."""
+        known = self.groups.get(group)
+        offsets = {} if known is None else known.offsets
+        start = self.readable_from
+        by_lane = {
+            lane: self._records(lane) - self._before(lane, max(start, offsets.get(lane, start)))[0]
+            for lane in range(self.settings.lanes)
+        }
+        return Lag(sum(by_lane.values()), by_lane)
+
+    def backlog(self) -> Backlog:
+        """What the slowest group has not committed yet; all that is retained, if there is no group."""
+        records, size_bytes = self._progress.least()
+        return Backlog(self.next_offset - records, self.total_bytes - size_bytes)
+
+    def lane_ends(self) -> dict[int, Offset]:
+        """Where the last batch of each lane ends: a reader that is there has nothing to read in that lane."""
+        return {0: self.next_offset} if self.settings.lanes == 1 else self._lanes.ends()
+
+    def _done(self, offsets: Mapping[int, Offset]) -> Done:
+        start = self.readable_from
+        counted = [self._before(lane, max(start, offsets.get(lane, start))) for lane in range(self.settings.lanes)]
+        return sum(records for records, _ in counted), sum(size_bytes for _, size_bytes in counted)
+
+    def _records(self, lane: int) -> int:
+        return self.next_offset if self.settings.lanes == 1 else self._lanes.totals(lane).records
+
+    def _before(self, lane: int, offset: int) -> Done:
+        """Records and bytes of the lane that are before this offset."""
+        if self.settings.lanes > 1:
+            return self._lanes.before(lane, offset)
+        if offset >= self.next_offset:
+            return self.next_offset, self.total_bytes
+        batch = find_batch(self._store, offset)
+        if batch is None:
+            raise InvariantBrokenError(f"no batch holds offset {offset}, but the log ends at {self.next_offset}")
+        return offset, batch.bytes_before
+
+    # -- where to trim. On the engine's thread only -------------------------------------------
+
+    def retention_command(
+        self, now_ms: int, *, retention_ms: int | None = None, retention_bytes: int | None = None
+    ) -> bytes | None:
+        """The trim that the settings ask for now, to be proposed by the leader; None if there is nothing to trim.
+
+        The arguments are for a partition whose own settings say nothing.
+        """
+        settings = self.settings
+        age_ms = retention_ms if settings.retention_ms is None else settings.retention_ms
+        most_bytes = retention_bytes if settings.retention_bytes is None else settings.retention_bytes
+        if age_ms is None and most_bytes is None and not settings.retention_consumed:
+            return None
+        point = retention_point(
+            self._store,
+            now_ms,
+            age_ms,
+            most_bytes,
+            consumed=settings.retention_consumed,
+            groups=self.groups.values(),
+        )
+        return trim_command(point, as_of=self._applied) if point > self.start_offset else None
+
+    def guarded_trim(self, before: int) -> bytes:
+        """The trim to this offset, or to where a pinned group stands if that is less."""
+        check_offset(before)
+        pinned = [group.offsets for group in self.groups.values() if group.pinned]
+        if pinned:
+            start = self.readable_from
+            held = committed_prefix(self._store, start, self.next_offset, self.settings.lanes, pinned)
+            before = min(before, held)
+        return trim_command(before, as_of=self._applied)
 
     # -- applying -------------------------------------------------------------------------
 
@@ -137,7 +236,7 @@ class Partition:
         row = pack_batch(index, self.total_bytes, self.max_timestamp, timestamp, count, size, lane)
         self._store.put(Table.OFFSETS, key, row)
         if self.settings.lanes > 1:
-            self._store.put(Table.LANES, lane_key(lane, base_offset), b"")
+            self._lanes.append(lane, base_offset, count, size)
         if header.producer_id:
             self.producers.accept(header, base_offset, index, self.settings)
         self.next_offset = Offset(base_offset + count)
@@ -148,38 +247,47 @@ class Partition:
 
     def _execute(self, index: Index, command: Command) -> Answer:
         match command:
-            case Trim(to_offset):
-                return self._trim(to_offset)
+            case Trim(to_offset, as_of):
+                return self._trim(to_offset, as_of)
             case CommitOffsets():
-                return self.groups.commit(command, self.start_offset, self.next_offset, self.settings)
+                self._progress.moved(command.group)
+                return self.groups.commit(command, index, self.start_offset, self.next_offset, self.settings)
             case DeleteGroup(group):
+                self._progress.moved(group)
                 return self.groups.delete(group)
+            case PinGroup(group, pinned):
+                self._progress.moved(group)
+                return self.groups.pin(group, pinned, index, self.settings)
             case FenceProducer(producer_id, epoch):
                 return self.producers.fence(producer_id, epoch, index, self.settings)
             case Configure(settings):
                 return self._configure(settings)
 
     def _configure(self, settings: PartitionSettings) -> Configured | InvalidInputError:
-        if self.next_offset and settings.lanes != self.settings.lanes and 1 in (settings.lanes, self.settings.lanes):
+        lanes = self.settings.lanes
+        if self.next_offset and (settings.lanes < lanes or 1 == lanes < settings.lanes):
             return InvalidInputError(
-                f"a partition with records cannot go from {self.settings.lanes} lanes to {settings.lanes}: "
-                "the records of a partition with one lane are in no lane index",
+                f"a partition with records cannot go from {lanes} lanes to {settings.lanes}: "
+                "the records of a partition with one lane are in no lane index, those of a lane must stay in it",
                 key="lanes",
             )
         self.settings = settings
         self._store.put(Table.META, SETTINGS_KEY, settings.encode())
         self.producers.shrink(settings)
+        self._progress.forget()
         return Configured()
 
     # -- trimming -------------------------------------------------------------------------
 
-    def _trim(self, to_offset: int) -> Trimmed:
+    def _trim(self, to_offset: int, as_of: int | None) -> Trimmed:
         start = Offset(min(to_offset, self.next_offset))
-        if start > self.start_offset:
+        if start > self.start_offset and (as_of is None or as_of >= self.groups.held_at):
             self.start_offset = start
             self._write_log()
+            self._lanes.write()
             self._find_first_needed()
             self._sweep()
+            self._progress.forget()
         return Trimmed(self.start_offset)
 
     def _write_log(self) -> None:
@@ -207,7 +315,7 @@ class Partition:
             store.delete(Table.OFFSETS, key)
             if self.settings.lanes > 1:
                 batch = read_batch(key, row)
-                store.delete(Table.LANES, lane_key(batch.lane, batch.base_offset))
+                self._lanes.delete(batch.lane, batch.base_offset)
         if len(rows) < SWEEP_ROWS:
             self._swept_to, self._sweep_until = until, b""
         else:
@@ -216,7 +324,7 @@ class Partition:
     # -- checkpoints ------------------------------------------------------------------------
 
     def checkpoint(self) -> bytes:
-        producers, groups = self.producers.dump(), self.groups.dump()
+        parts = self.settings.encode(), self._lanes.dump(), self.producers.dump(), self.groups.dump()
         head = _CHECKPOINT.pack(
             0,
             _CHECKPOINT_VERSION,
@@ -224,10 +332,10 @@ class Partition:
             self.next_offset,
             self.total_bytes,
             self.max_timestamp,
-            len(producers),
-            len(groups),
+            self.groups.held_at,
+            *map(len, parts),
         )
-        body = b"".join((head[4:], self.settings.encode(), producers, groups))
+        body = b"".join((head[4:], *parts))
         return crc32c(body).to_bytes(4, "little") + body
 
     def restore(self, state: bytes) -> None:
@@ -236,13 +344,14 @@ class Partition:
         version = state[4]
         if version != _CHECKPOINT_VERSION:
             raise InvariantBrokenError(f"checkpoint version {version} is unknown to this release", version=version)
-        _, _, start, end, total_bytes, max_timestamp, producers_bytes, groups_bytes = _CHECKPOINT.unpack_from(state)
-        producers_at = _CHECKPOINT.size + SETTINGS_BYTES
-        groups_at = producers_at + producers_bytes
-        self.settings = PartitionSettings.decode(state[_CHECKPOINT.size : producers_at])
-        self._store.put(Table.META, SETTINGS_KEY, self.settings.encode())
-        self.producers.restore(state[producers_at:groups_at])
-        self.groups.restore(state[groups_at : groups_at + groups_bytes])
+        _, _, start, end, total_bytes, max_timestamp, held_at, *lengths = _CHECKPOINT.unpack_from(state)
+        cuts = list(accumulate(lengths, initial=_CHECKPOINT.size))
+        settings, lanes, producers, groups = (state[at:until] for at, until in pairwise(cuts))
+        self.settings = PartitionSettings.decode(settings)
+        self._store.put(Table.META, SETTINGS_KEY, settings)
+        self._lanes.restore(lanes)
+        self.producers.restore(producers)
+        self.groups.restore(groups, held_at)
         # The rows of what was appended before the checkpoint are not here, and neither are the entries.
         self._use_log(LogRow(start, end, end, total_bytes, max_timestamp))
         self._write_log()

@@ -10,7 +10,7 @@ Searches cost a logarithm of the log's length; nothing scans it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from rayqueue.errors import DamagedLogError, InvalidInputError, OffsetOutOfRangeError
@@ -18,26 +18,21 @@ from rayqueue.ids import Offset
 from rayqueue.log.store import Snapshot, Table
 from rayqueue.partition.commands import check_offset
 from rayqueue.partition.rows import (
-    SETTINGS_KEY,
     BatchRow,
     base_of_lane_key,
+    bounds,
+    end_of_lane,
     find_batch,
+    first_batch,
     lane_key,
-    load_log,
+    lanes_of,
     offset_key,
     read_batch,
 )
-from rayqueue.partition.settings import PartitionSettings
+from rayqueue.protocol.data import ANY_LANE, Cursor
 from rayqueue.records import RecordBatch
 
 MAX_LANE = 255
-
-
-class Bounds(NamedTuple):
-    """Offsets that can be read: ``start <= offset < end``."""
-
-    start: Offset
-    end: Offset
 
 
 class Fetched(NamedTuple):
@@ -46,11 +41,6 @@ class Fetched(NamedTuple):
     base_offset: Offset
     count: int  # type: ignore[assignment]  # hides tuple.count, which nobody needs here
     payload: bytes
-
-
-def bounds(snapshot: Snapshot) -> Bounds:
-    log = load_log(snapshot)
-    return Bounds(max(log.start_offset, log.readable_from), log.next_offset)
 
 
 def read(
@@ -81,10 +71,45 @@ def read(
     return found
 
 
+def read_lanes(
+    snapshot: Snapshot, cursors: Sequence[Cursor], max_bytes: int, *, high_watermark: int = 0
+) -> list[Fetched]:
+    """Batches of the highest lane that has any after its cursor, then of the next while they fit. [] at the end.
+
+    At least one, if there is one. Each lane's batches come in order, from the one
+    that holds its cursor on. ``ANY_LANE`` alone reads in the order of offsets.
+    """
+    start, end = bounds(snapshot)
+    check_cursors(cursors, start, max(end, high_watermark))
+    found: list[Fetched] = []
+    for lane, offset in sorted(cursors, reverse=True):
+        if offset >= end:
+            continue
+        for batch in _batches(snapshot, offset, None if lane == ANY_LANE else lane):
+            max_bytes -= batch.size_bytes
+            if max_bytes < 0 and found:
+                return found
+            found.append(Fetched(batch.base_offset, batch.count, _payload(snapshot, batch)))
+    return found
+
+
+def check_cursors(cursors: Sequence[Cursor], start: int, end: int) -> None:
+    """``OffsetOutOfRangeError``, with the lane, unless each is from ``start`` to ``end``."""
+    for lane, offset in cursors:
+        if not start <= offset <= end:
+            raise OffsetOutOfRangeError(
+                f"offset {offset} is not in the log, which has {start} to {end}",
+                offset=offset,
+                lane=lane,
+                start=start,
+                end=end,
+            )
+
+
 def offset_for_time(snapshot: Snapshot, timestamp: int) -> Offset:
     """The offset of the first record that is not older than ``timestamp``; the end if all are older."""
     start, end = bounds(snapshot)
-    first = _first_batch(snapshot, start, end, lambda batch: batch.running_timestamp >= timestamp)
+    first = first_batch(snapshot, start, end, lambda batch: batch.running_timestamp >= timestamp)
     if first is None:
         return end
     # Usually the first of these is it. Not so where what reached this timestamp first was trimmed since.
@@ -98,34 +123,13 @@ def offset_for_time(snapshot: Snapshot, timestamp: int) -> Offset:
     return end
 
 
-def retention_point(snapshot: Snapshot, now_ms: int, retention_ms: int | None, retention_bytes: int | None) -> Offset:
-    """The offset that the log may be trimmed to: its start, or the base of a batch after it.
-
-    By time, every batch may go once nothing up to it is younger than
-    ``retention_ms``. By bytes, the newest batch always stays.
-    """
-    start, end = bounds(snapshot)
-    point = start
-    if retention_ms is not None and point < end:
-        oldest = now_ms - retention_ms
-        kept = _first_batch(snapshot, point, end, lambda batch: batch.running_timestamp >= oldest)
-        point = end if kept is None else max(point, kept.base_offset)
-    if retention_bytes is not None and point < end:
-        total_bytes = load_log(snapshot).total_bytes
-        kept = _first_batch(snapshot, point, end, lambda batch: total_bytes - batch.bytes_before <= retention_bytes)
-        kept = kept or find_batch(snapshot, end - 1)
-        if kept is not None:
-            point = max(point, kept.base_offset)
-    return point
-
-
 def _batches(snapshot: Snapshot, offset: int, lane: int | None) -> Iterator[BatchRow]:
     """Rows from the batch that holds ``offset`` on, in order."""
     first = find_batch(snapshot, offset)
     if first is None:
         raise DamagedLogError(f"no batch holds offset {offset}", offset=offset)
-    if lane is not None and _lanes(snapshot) > 1:
-        for key, _ in snapshot.scan(Table.LANES, lane_key(lane, first.base_offset), _end_of_lane(lane)):
+    if lane is not None and lanes_of(snapshot) > 1:
+        for key, _ in snapshot.scan(Table.LANES, lane_key(lane, first.base_offset), end_of_lane(lane)):
             row = snapshot.get(Table.OFFSETS, base_of_lane_key(key))
             if row is None:
                 raise DamagedLogError(f"lane {lane} names a batch that is not there", lane=lane)
@@ -135,15 +139,6 @@ def _batches(snapshot: Snapshot, offset: int, lane: int | None) -> Iterator[Batc
             yield read_batch(key, row)
 
 
-def _end_of_lane(lane: int) -> bytes | None:
-    return bytes((lane + 1,)) if lane < MAX_LANE else None
-
-
-def _lanes(snapshot: Snapshot) -> int:
-    encoded = snapshot.get(Table.META, SETTINGS_KEY)
-    return 1 if encoded is None else PartitionSettings.decode(encoded).lanes
-
-
 def _payload(snapshot: Snapshot, batch: BatchRow) -> bytes:
     try:
         return snapshot.entry(batch.index).payload
@@ -151,19 +146,3 @@ def _payload(snapshot: Snapshot, batch: BatchRow) -> bytes:
         raise DamagedLogError(
             f"offset {batch.base_offset} is at entry {batch.index}, which is not there", index=batch.index
         ) from None
-
-
-def _first_batch(
-    snapshot: Snapshot, start: Offset, end: Offset, reached: Callable[[BatchRow], bool]
-) -> BatchRow | None:
-    """The first batch for which ``reached`` holds. Once it holds, it must hold for all that follow."""
-    first: BatchRow | None = None
-    while start < end:
-        batch = find_batch(snapshot, (start + end) // 2)
-        if batch is None:
-            raise DamagedLogError(f"no batch holds offset {(start + end) // 2}", start=start, end=end)
-        if reached(batch):
-            first, end = batch, batch.base_offset
-        else:
-            start = batch.end_offset
-    return first

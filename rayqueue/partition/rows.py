@@ -5,23 +5,28 @@ The machine writes them, the reader reads them from a snapshot.
 
 An OFFSETS row carries running totals (bytes before it, largest timestamp up to
 it). They only ever grow, so seeking by time and retention by bytes or time are
-binary searches over the offsets rather than scans.
+binary searches over the offsets rather than scans. A LANES row carries the
+totals of its lane, so what a group has not read yet is a look-up per lane.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from struct import Struct
 from typing import NamedTuple, Protocol
 
+from rayqueue.errors import DamagedLogError
 from rayqueue.ids import Index, Offset
 from rayqueue.log.store import Table
+from rayqueue.partition.settings import PartitionSettings
 
 NO_TIMESTAMP = -(2**63)
 """Before every timestamp."""
 
 LOG_KEY = b"log"
 SETTINGS_KEY = b"settings"
+LANES_KEY = b"lanes"
+HELD_KEY = b"held"
 
 
 class Rows(Protocol):
@@ -37,12 +42,15 @@ class Rows(Protocol):
 _OFFSET_KEY = Struct(">Q")
 _LANE_KEY = Struct(">BQ")
 _BATCH_ROW = Struct("<QQqqIIB")
+_LANE_ROW = Struct("<QQII")
 _LOG_ROW = Struct("<QQQQq")
 
 offset_key = _OFFSET_KEY.pack
 lane_key = _LANE_KEY.pack
 pack_batch = _BATCH_ROW.pack
 """index, bytes before, running timestamp, own timestamp, count, size, lane"""
+pack_lane = _LANE_ROW.pack
+"""records before in this lane, bytes before in this lane, count, size"""
 
 
 class BatchRow(NamedTuple):
@@ -66,6 +74,29 @@ class BatchRow(NamedTuple):
 
 def read_batch(key: bytes, row: bytes) -> BatchRow:
     return BatchRow._make(_OFFSET_KEY.unpack(key) + _BATCH_ROW.unpack(row))
+
+
+class LaneRow(NamedTuple):
+    """What a lane held before a batch, and the batch."""
+
+    base_offset: Offset
+    records_before: int
+    bytes_before: int
+    count: int  # type: ignore[assignment]
+    size_bytes: int
+
+    @property
+    def end_offset(self) -> Offset:
+        return Offset(self.base_offset + self.count)
+
+
+def read_lane(key: bytes, row: bytes) -> LaneRow:
+    return LaneRow._make(_LANE_KEY.unpack(key)[1:] + _LANE_ROW.unpack(row))
+
+
+def end_of_lane(lane: int) -> bytes | None:
+    """What the keys of a lane are less than."""
+    return bytes((lane + 1,)) if lane < 255 else None
 
 
 def base_of_lane_key(key: bytes) -> bytes:
@@ -112,3 +143,34 @@ def find_batch(rows: Rows, offset: int) -> BatchRow | None:
         return None
     batch = read_batch(*found)
     return batch if offset < batch.end_offset else None
+
+
+class Bounds(NamedTuple):
+    """Offsets that can be read: ``start <= offset < end``."""
+
+    start: Offset
+    end: Offset
+
+
+def bounds(rows: Rows) -> Bounds:
+    log = load_log(rows)
+    return Bounds(max(log.start_offset, log.readable_from), log.next_offset)
+
+
+def lanes_of(rows: Rows) -> int:
+    encoded = rows.get(Table.META, SETTINGS_KEY)
+    return 1 if encoded is None else PartitionSettings.decode(encoded).lanes
+
+
+def first_batch(rows: Rows, start: Offset, end: Offset, reached: Callable[[BatchRow], bool]) -> BatchRow | None:
+    """The first batch for which ``reached`` holds. Once it holds, it must hold for all that follow."""
+    first: BatchRow | None = None
+    while start < end:
+        batch = find_batch(rows, (start + end) // 2)
+        if batch is None:
+            raise DamagedLogError(f"no batch holds offset {(start + end) // 2}", start=start, end=end)
+        if reached(batch):
+            first, end = batch, batch.base_offset
+        else:
+            start = batch.end_offset
+    return first

@@ -231,6 +231,12 @@ def validate(
     return header
 
 
+def largest_record_bytes(buffer: Bytes, header: BatchHeader) -> int:
+    """Key, value and headers of the largest record of a batch that was validated. Decompresses, makes no records."""
+    message = _unpack(header, buffer)
+    return columns.largest_row(message, shape_of(header.flags).read(message, header.count))
+
+
 def _check_records(batch: RecordBatch) -> None:
     batch.keys()
     batch.values()

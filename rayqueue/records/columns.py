@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import accumulate, pairwise
+from itertools import accumulate, islice, pairwise
+from operator import add, itemgetter, sub
 from struct import pack
 
 from rayqueue.errors import CorruptBatchError, InvalidInputError, OversizedBatchError
-from rayqueue.records.message import BinaryColumn, HeaderColumn
+from rayqueue.records.message import BinaryColumn, HeaderColumn, Layout
 from rayqueue.records.record import Headers
 
 HeadersIn = Mapping[str, bytes] | Iterable[tuple[str, bytes]] | None
@@ -121,6 +122,25 @@ def read_headers(message: memoryview, column: HeaderColumn) -> list[Headers]:
         raise CorruptBatchError("a header's name is not UTF-8") from None
     lists = _read_offsets("headers", message[column.offsets], len(pairs))
     return [tuple(pairs[start:stop]) for start, stop in pairwise(lists)]
+
+
+def largest_row(message: memoryview, layout: Layout) -> int:
+    """Bytes of the largest key, value and headers together."""
+    ends = _column_offsets("value", message, layout.values)
+    if layout.keys is not None:
+        ends = list(map(add, ends, _column_offsets("key", message, layout.keys)))
+    if layout.headers is not None:
+        names = _column_offsets("headers", message, layout.headers.names)
+        texts = _column_offsets("headers", message, layout.headers.values)
+        # Where each row's headers begin among all pairs, and from that among the bytes of all pairs.
+        pick = itemgetter(*_read_offsets("headers", message[layout.headers.offsets], layout.headers.pairs))
+        ends = list(map(add, ends, map(add, pick(names), pick(texts))))
+    largest: int = max(map(sub, islice(ends, 1, None), ends))
+    return largest
+
+
+def _column_offsets(name: str, message: memoryview, column: BinaryColumn) -> list[int]:
+    return _read_offsets(name, message[column.offsets], column.data.stop - column.data.start)
 
 
 def _read_offsets(name: str, span: memoryview, total: int) -> list[int]:

@@ -5,6 +5,9 @@ rows that say where the batch is are synced: a batch is on a majority of disks
 long before the next sync of this replica's small tables. The engine's thread
 adds, any thread reads.
 
+It knows where each lane ends, even of lanes whose batches it has forgotten: so
+whether there is anything for a reader is a comparison per lane.
+
 A batch leaves only after its rows are synced, so a reader finds each committed
 batch here or on disk, and usually in both.
 
@@ -16,23 +19,29 @@ look at makes its pauses longer.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
+from collections.abc import Mapping, Sequence
 from threading import Lock
 
 from rayqueue.ids import Offset
 from rayqueue.partition import Fetched
+from rayqueue.protocol.data import ANY_LANE, Cursor
 
 
 class Tail:
-    def __init__(self, end: Offset, limit_bytes: int) -> None:
+    def __init__(self, end: Offset, limit_bytes: int, lane_ends: Mapping[int, Offset] | None = None) -> None:
+        """``lane_ends`` tells where the last batch of each lane before ``end`` ends: ``Partition.lane_ends()``.
+        Without it, lane 0 ends at ``end`` and there is no other."""
         self._lock = Lock()
         self._limit_bytes = limit_bytes
-        self._clear(end)
+        self._clear(end, lane_ends)
 
-    def _clear(self, end: Offset) -> None:
+    def _clear(self, end: Offset, lane_ends: Mapping[int, Offset] | None) -> None:
         # Offsets have no gaps: a batch ends where the next one begins.
         self._bases: list[Offset] = []
         self._payloads: list[bytes] = []
         self._lanes: dict[int, list[Offset]] = {}  # the same bases, lane by lane
+        self._lane_ends = {0: end} if lane_ends is None else dict(lane_ends)
+        self._lane_starts = dict(self._lane_ends)  # all of a lane that is at or after this is in memory
         self._bytes = 0
         self.start = self.end = end
 
@@ -43,7 +52,7 @@ class Tail:
             self._payloads.append(payload)
             self._lanes.setdefault(lane, []).append(base_offset)
             self._bytes += len(payload)
-            self.end = Offset(base_offset + count)
+            self.end = self._lane_ends[lane] = Offset(base_offset + count)
 
     def synced(self) -> None:
         """All that was applied can be found on disk now; forget what is too much to keep."""
@@ -55,16 +64,25 @@ class Tail:
             while self._bytes > self._limit_bytes and drop < len(self._payloads):
                 self._bytes -= len(self._payloads[drop])
                 drop += 1
+            self.start = self._bases[drop] if drop < len(self._bases) else self.end
+            for lane, bases in self._lanes.items():
+                gone = bisect_left(bases, self.start)
+                if gone:
+                    self._lane_starts[lane] = self._end_of(bisect_left(self._bases, bases[gone - 1]))
+                    del bases[:gone]
             del self._bases[:drop]
             del self._payloads[:drop]
-            self.start = self._bases[0] if self._bases else self.end
-            for bases in self._lanes.values():
-                del bases[: bisect_left(bases, self.start)]
 
-    def reset(self, end: Offset) -> None:
+    def reset(self, end: Offset, lane_ends: Mapping[int, Offset] | None = None) -> None:
         """The log was replaced by a checkpoint that ends at ``end``."""
         with self._lock:
-            self._clear(end)
+            self._clear(end, lane_ends)
+
+    def has(self, cursors: Sequence[Cursor]) -> bool:
+        """Whether there is anything for these cursors now, in memory or on disk."""
+        # No lock: a lane's end is one number that only grows, and who asks too early is told of the growth.
+        ends = self._lane_ends
+        return any((self.end if lane == ANY_LANE else ends.get(lane, 0)) > offset for lane, offset in cursors)
 
     def read(self, offset: int, max_bytes: int, lane: int | None) -> list[Fetched] | None:
         """Batches from the one that holds ``offset`` on: at least one, then while they fit. None if it is older."""
@@ -72,15 +90,41 @@ class Tail:
             if offset < self.start:
                 return None
             found: list[Fetched] = []
-            bases = self._bases if lane is None else self._lanes.get(lane, [])
-            for number in range(max(bisect_right(bases, offset) - 1, 0), len(bases)):
-                at = number if lane is None else bisect_left(self._bases, bases[number])
-                base, payload = self._bases[at], self._payloads[at]
-                end = self._bases[at + 1] if at + 1 < len(self._bases) else self.end
-                if end <= offset:
-                    continue
-                max_bytes -= len(payload)
-                if max_bytes < 0 and found:
-                    break
-                found.append(Fetched(base, end - base, payload))
+            self._read(found, offset, max_bytes, lane)
             return found
+
+    def read_lanes(self, cursors: Sequence[Cursor], max_bytes: int) -> list[Fetched] | None:
+        """Batches of the highest lane that has any after its cursor, then of the next while they fit.
+
+        As ``rayqueue.partition.read_lanes``. None if a lane has some that are only on disk and whose turn it is.
+        """
+        with self._lock:
+            found: list[Fetched] = []
+            for lane, offset in sorted(cursors, reverse=True):
+                any_lane = lane == ANY_LANE
+                if offset >= (self.end if any_lane else self._lane_ends.get(lane, 0)):
+                    continue
+                if offset < (self.start if any_lane else self._lane_starts.get(lane, 0)):
+                    return found or None
+                left = self._read(found, offset, max_bytes, None if any_lane else lane)
+                if left is None:
+                    break
+                max_bytes = left
+            return found
+
+    def _read(self, found: list[Fetched], offset: int, max_bytes: int, lane: int | None) -> int | None:
+        """Add batches to those found. What is left of ``max_bytes``; None if there is one that does not fit."""
+        bases = self._bases if lane is None else self._lanes.get(lane, [])
+        for number in range(max(bisect_right(bases, offset) - 1, 0), len(bases)):
+            at = number if lane is None else bisect_left(self._bases, bases[number])
+            base, payload, end = self._bases[at], self._payloads[at], self._end_of(at)
+            if end <= offset:
+                continue
+            max_bytes -= len(payload)
+            if max_bytes < 0 and found:
+                return None
+            found.append(Fetched(base, end - base, payload))
+        return max_bytes
+
+    def _end_of(self, at: int) -> Offset:
+        return self._bases[at + 1] if at + 1 < len(self._bases) else self.end

@@ -24,8 +24,8 @@ def appended(base_offset: int, count: int, *, duplicate: bool = False) -> Append
     return Appended(Offset(base_offset), count, duplicate)
 
 
-def committed(generation: int, offsets: dict[int, int]) -> Committed:
-    return Committed(generation, {lane: Offset(offset) for lane, offset in offsets.items()})
+def committed(generation: int, offsets: dict[int, int], metadata: bytes = b"", pinned: bool = False) -> Committed:
+    return Committed(generation, {lane: Offset(offset) for lane, offset in offsets.items()}, metadata, pinned)
 
 
 def group(generation: int, offsets: dict[int, int], metadata: bytes = b"") -> Group:

@@ -216,7 +216,7 @@ def test_a_large_trim_is_swept_in_pieces(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_commits_are_fenced_by_generation() -> None:
     log = Log(PartitionSettings(lanes=2))
     log.apply(batch(10))
-    assert log.apply(commit_command("g", 3, {0: 5}, metadata=b"m")) == committed(3, {0: 5})
+    assert log.apply(commit_command("g", 3, {0: 5}, metadata=b"m")) == committed(3, {0: 5}, b"m")
     refused = log.apply(commit_command("g", 2, {0: 9}))
     assert isinstance(refused, StaleGenerationError)
     assert refused.details == {"generation": 2, "current": 3}
@@ -277,7 +277,7 @@ def test_settings_change_by_command_only() -> None:
     assert log.partition.settings == PartitionSettings(lanes=3, max_producers=1)
 
 
-@pytest.mark.parametrize("wrong", [{"lanes": 0}, {"lanes": 257}, {"max_producers": 0}, {"dedupe_window": 0}])
+@pytest.mark.parametrize("wrong", [{"lanes": 0}, {"lanes": 256}, {"max_producers": 0}, {"dedupe_window": 0}])
 def test_impossible_settings(wrong: dict[str, int]) -> None:
     with pytest.raises(ConfigError) as caught:
         PartitionSettings(**wrong)
