@@ -132,6 +132,11 @@ class RaftEngine(Elections):
         """When a step is due though nothing happened."""
         return self.next_heartbeat if self.is_leader else self.election_deadline
 
+    @property
+    def next_index(self) -> Index:
+        """What the next proposal becomes, if this replica leads."""
+        return Index(self.store.last_index + len(self._proposals) + 1)
+
     def match_of(self, peer: NodeId) -> Index:
         """How far a follower's log is known to match, on the leader."""
         return self._leading().progress[peer].match
