@@ -305,8 +305,11 @@ class ConsumerSettings(Section):
         default=300_000, description="a member whose program does not poll for this long gives its partitions up"
     )
     assignor: Literal["sticky", "range", "roundrobin"] = Field(default="sticky", description="who reads what")
-    start: Literal["earliest", "latest"] = Field(
-        default="earliest", description="where a group begins that has committed nothing, or what retention has deleted"
+    start: Literal["earliest", "latest", "error"] = Field(
+        default="earliest", description="where to begin without a position, or with one that retention has deleted"
+    )
+    refresh_ms: Positive = Field(
+        default=5000, description="how often a consumer without a group looks for partitions that were added"
     )
 
     @model_validator(mode="after")
@@ -329,6 +332,13 @@ class ClusterSettings(Section):
     disconnect_grace_ms: NotNegative = Field(
         default=300, description="a member whose connection broke may come back within this time; else it is out"
     )
+    join_window_ms: NotNegative = Field(
+        default=60, description="how long a group's first member waits for others, so that they share in one step"
+    )
+    max_topics: Positive = Field(default=10_000, description="topics at a time")
+    max_partitions: Positive = Field(default=100_000, description="partitions of all topics at a time")
+    max_groups: Positive = Field(default=10_000, description="consumer groups, with those that have no members now")
+    max_group_members: Positive = Field(default=2_000, description="members of one consumer group")
 
 
 class Settings(BaseSettings):

@@ -1,0 +1,205 @@
+"""One assigned partition as a reader sees it: a ``Lane`` per priority, and which fetches are worth sending.
+
+Owns what is asked of the partition and what becomes of the answers. At most
+one fetch is under way per lane. A seek, or the end of the assignment, starts a
+new epoch: answers to fetches of an older one are ignored, so that nothing that
+was prefetched is handed out at the wrong place.
+
+Higher lanes are asked for even while there is no room for more of the lower
+ones, so that an urgent record overtakes everything that waits in memory.
+
+No I/O and no lock: ``Subscription`` has it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from rayqueue.client.positions import Lane
+from rayqueue.errors import InvariantBrokenError, OffsetOutOfRangeError, RayQueueError
+from rayqueue.protocol.data import Cursor, FetchAnswer, FetchRequest
+from rayqueue.protocol.topics import TopicPartition
+
+_LANE_AT = 44
+"""Where a batch's header says its lane (``rayqueue.records.header``)."""
+
+
+class Plan(NamedTuple):
+    """A fetch to send. ``epoch`` is the feed's when it was made."""
+
+    epoch: int
+    request: FetchRequest
+
+
+class Feed:
+    """Everything about one assigned partition. Nothing is fetched before ``begin``."""
+
+    __slots__ = (
+        "buffered_bytes",
+        "committed",
+        "epoch",
+        "error",
+        "generation",
+        "high_watermark",
+        "in_flight",
+        "lanes",
+        "letting_go",
+        "partition",
+        "paused",
+        "rewind",
+        "sent",
+        "shown",
+        "start_offset",
+    )
+
+    def __init__(self, partition: TopicPartition, generation: int = 0, *, shown: bool = True) -> None:
+        self.partition = partition
+        self.generation = generation
+        """Of the grant: what it commits with."""
+        self.lanes: tuple[Lane, ...] = ()
+        self.epoch = 0
+        self.in_flight: set[int] = set()
+        self.buffered_bytes = 0
+        self.paused = False
+        self.shown = shown
+        """The application knows that it reads this partition, so records may be handed out."""
+        self.letting_go = False
+        """The partition is to be given up, or is: nothing more is fetched or handed out."""
+        self.error: RayQueueError | None = None
+        """Why nothing more comes. A seek repairs it."""
+        self.committed: dict[int, int] = {}
+        """As the partition knows it, as far as this reader has heard."""
+        self.sent: dict[int, int] = {}
+        """The newest vector that was committed, whatever the partition made of it."""
+        self.rewind = False
+        """The reader went back on purpose, and its next commit must."""
+        self.high_watermark = 0
+        self.start_offset = 0
+
+    # -- where it stands -------------------------------------------------------------
+
+    @property
+    def begun(self) -> bool:
+        return bool(self.lanes)
+
+    @property
+    def readable(self) -> bool:
+        return self.shown and not self.paused and not self.letting_go and self.error is None
+
+    def positions(self) -> dict[int, int]:
+        """Lane to the offset of the next record to hand out."""
+        return {lane.number: lane.position for lane in self.lanes}
+
+    def committable(self) -> dict[int, int]:
+        return {lane.number: lane.committable for lane in self.lanes}
+
+    def due(self) -> dict[int, int] | None:
+        """What should be committed and was not; None if there is nothing new."""
+        offsets = self.committable()
+        return offsets if offsets != self.sent else None
+
+    @property
+    def settled(self) -> bool:
+        """Nothing that was handed out waits for its acknowledgement."""
+        return all(lane.acks.first_open is None for lane in self.lanes)
+
+    # -- moving ----------------------------------------------------------------------
+
+    def begin(self, offsets: Mapping[int, int], committed: Mapping[int, int]) -> None:
+        """Where the first fetch starts, for each lane, and what the partition has from earlier."""
+        self.lanes = tuple(Lane(number, offsets[number]) for number in sorted(offsets))
+        self.committed = dict(committed)
+        self.sent = dict(committed)
+
+    def seek(self, offsets: Mapping[int, int]) -> int:
+        """Go on from there in these lanes. Returns the bytes that this frees."""
+        freed_bytes = 0
+        for number, offset in offsets.items():
+            lane = self.lanes[number]
+            self.rewind |= offset < lane.committable
+            freed_bytes += lane.seek(offset)
+        self._new_epoch()
+        self.error = None
+        self.buffered_bytes -= freed_bytes
+        return freed_bytes
+
+    def end(self) -> int:
+        """Let it go: what waits is dropped. What was handed out can still be acknowledged. Returns the bytes freed."""
+        self.letting_go = True
+        self._new_epoch()
+        freed_bytes = 0
+        for lane in self.lanes:
+            if lane.chunks:
+                lane.cursor = lane.position
+                freed_bytes += sum(chunk.size_bytes for chunk in lane.chunks)
+                lane.chunks.clear()
+        self.buffered_bytes -= freed_bytes
+        return freed_bytes
+
+    def _new_epoch(self) -> None:
+        self.epoch += 1
+        self.in_flight.clear()
+
+    # -- fetching --------------------------------------------------------------------
+
+    def plan(self, *, room: bool, max_bytes: int, max_wait_ms: int) -> Plan | None:
+        """The next fetch, of all lanes that none is under way for. Without ``room``: of those above what waits."""
+        if not self.lanes or self.paused or self.letting_go or self.error is not None:
+            return None
+        floor = -1 if room else max((lane.number for lane in self.lanes if lane.chunks), default=-1)
+        cursors = tuple(
+            Cursor(lane.number, lane.cursor)
+            for lane in reversed(self.lanes)
+            if lane.number > floor and lane.number not in self.in_flight
+        )
+        if not cursors:
+            return None
+        self.in_flight.update(cursor.lane for cursor in cursors)
+        return Plan(self.epoch, FetchRequest(cursors, max_bytes, max_wait_ms))
+
+    def ended(self, plan: Plan) -> None:
+        """The fetch is not under way any more, answered or not."""
+        if plan.epoch == self.epoch:
+            self.in_flight.difference_update(cursor.lane for cursor in plan.request.cursors)
+
+    def received(self, plan: Plan, answer: FetchAnswer) -> list[Lane]:
+        """Keep what is new in an answer. Returns the lanes that have something more."""
+        if plan.epoch != self.epoch:
+            return []
+        self.high_watermark = max(self.high_watermark, answer.high_watermark)
+        self.start_offset = max(self.start_offset, answer.start_offset)
+        asked = {cursor.lane for cursor in plan.request.cursors}
+        grown: list[Lane] = []
+        lowest, edge = -1, answer.high_watermark
+        for base, count, payload in answer.batches:
+            number = payload[_LANE_AT]
+            if number not in asked:
+                raise InvariantBrokenError(f"a fetch of lanes {sorted(asked)} was answered with lane {number}")
+            lane = self.lanes[number]
+            if len(self.lanes) == 1 and base > lane.cursor:
+                raise InvariantBrokenError(
+                    f"{self.partition} answered with offset {base} where {lane.cursor} comes next", offset=base
+                )
+            kept_bytes = lane.received(base, count, payload)
+            if kept_bytes:
+                self.buffered_bytes += kept_bytes
+                if not grown or grown[-1] is not lane:
+                    grown.append(lane)
+            lowest, edge = (number, base + count) if lowest < 0 else (min(lowest, number), max(edge, base + count))
+        # A partition answers with a lower lane, or with nothing, only if the lanes above it have no more. So much
+        # is sure up to the last offset that it showed.
+        if len(self.lanes) > 1:
+            for number in asked:
+                if number > lowest:
+                    self.lanes[number].passed(edge)
+        return grown
+
+    def behind(self, error: OffsetOutOfRangeError, plan: Plan) -> dict[int, int]:
+        """The lanes, and their cursors, that an answer says are not in the log; all that were asked if it does not."""
+        start, end = error.details.get("start"), error.details.get("end")
+        cursors: Iterable[Cursor] = plan.request.cursors
+        if isinstance(start, int) and isinstance(end, int):
+            outside = [cursor for cursor in cursors if not start <= cursor.offset <= end]
+            cursors = outside or cursors
+        return {cursor.lane: cursor.offset for cursor in cursors}

@@ -1,0 +1,367 @@
+"""A consumer's membership of its group. In the I/O thread, whatever the application does meanwhile.
+
+Joins, says regularly that it lives and what it reads, and carries out what it
+is told:
+
+- A partition that is granted is claimed first (a commit without offsets, with
+  the grant's generation): from then on whoever read it before cannot commit,
+  and the answer says where to begin.
+- A partition that is not granted any more is let go: no more of it is handed
+  out, what the application has finished is committed, its listener is told in
+  its own thread, and only then is the partition missing from what this member
+  says it reads, so that another one may begin.
+- A member that the group does not know any more has lost everything; it joins
+  again under a new name.
+
+A coordinator that fails over is none of this: reading goes on, and the next
+heartbeat finds the new one. A member whose application does not poll for
+``max_poll_interval_ms`` leaves, and joins again with the next poll.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+import uuid
+from collections.abc import Coroutine, Iterable
+from contextlib import suppress
+from random import Random
+from typing import Any
+
+from rayqueue.client.commits import Commits
+from rayqueue.client.feed import Feed
+from rayqueue.client.fetcher import Fetcher
+from rayqueue.client.routing import Route
+from rayqueue.client.subscription import ChangeKind, Subscription
+from rayqueue.config import Settings
+from rayqueue.errors import RayQueueError, StaleGenerationError, TopicError, UnknownMemberError
+from rayqueue.protocol.calls import Assignment, Heartbeat, JoinGroup, LeaveGroup
+from rayqueue.protocol.topics import TopicPartition
+
+_log = logging.getLogger(__name__)
+
+_LEAVE_TIMEOUT_MS = 2000
+
+
+class Activity:
+    """When the application was last heard of. Written by its thread, read by the member."""
+
+    __slots__ = ("polled_s", "polling")
+
+    def __init__(self, now_s: float) -> None:
+        self.polled_s = now_s
+        self.polling = False
+
+
+class Member:
+    """One member, from ``start`` to ``close``. ``error``: why it has given up for good."""
+
+    def __init__(
+        self,
+        coordinator: Route,
+        subscription: Subscription,
+        fetcher: Fetcher,
+        commits: Commits,
+        settings: Settings,
+        activity: Activity,
+        topics: tuple[str, ...],
+        *,
+        rng: Random,
+        instance: str | None = None,
+        client: str = "",
+        pin: bool = False,
+        auto_commit: bool = True,
+        listened: bool = False,
+    ) -> None:
+        self.group = commits.group
+        self.name = ""
+        self.generation = 0
+        self.rebalancing = True
+        self.error: RayQueueError | None = None
+        self.away = False
+        """It has left because the application did not poll."""
+        self._coordinator = coordinator
+        self._subscription = subscription
+        self._fetcher = fetcher
+        self._commits = commits
+        self._settings = settings.consumer
+        self._client = settings.client
+        self._activity = activity
+        self._topics = topics
+        self._rng = rng
+        self._instance = instance
+        self._client_name = client
+        self._pin = pin
+        self._auto_commit = auto_commit
+        self._listened = listened
+        self._grants: dict[TopicPartition, int] = {}
+        self._held: dict[TopicPartition, Feed] = {}
+        self._fenced: dict[TopicPartition, int] = {}  # grants that their partition did not accept
+        self._changed = asyncio.Event()  # what is read has changed: say so now
+        self._back = asyncio.Event()  # the application polls again
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._main: asyncio.Task[None] | None = None
+        self._loop = asyncio.get_running_loop()
+        commits.on_stale = self._stale
+
+    # -- life ----------------------------------------------------------------------------
+
+    def start(self) -> None:
+        self._main = self._loop.create_task(self._run())
+        self._spawn(self._watch())
+
+    async def close(self) -> None:
+        """Leave. What it reads is free for others at once, unless it keeps its place by ``instance``."""
+        for task in (*([self._main] if self._main else []), *self._tasks):
+            task.cancel()
+        await asyncio.gather(*([self._main] if self._main else []), *self._tasks, return_exceptions=True)
+        for feed in list(self._held.values()):
+            self._drop(feed)
+        if self._instance is None:
+            await self._leave()
+
+    def polled(self) -> None:
+        """The application has come back."""
+        self._back.set()
+
+    async def _run(self) -> None:
+        attempts = 0
+        while True:
+            try:
+                await self._join()
+                attempts = 0
+                await self._heartbeats()
+            except UnknownMemberError as error:
+                _log.warning("group %s: %s; joining again", self.group, error)
+                self._lose(list(self._held.values()))
+            except RayQueueError as error:
+                if not error.retriable:
+                    self._give_up(error)
+                    return
+                attempts += 1
+                _log.warning("group %s has no coordinator at the moment: %s", self.group, error)
+                await self._pause(attempts)
+            if self.away:
+                await self._back.wait()
+                self.away = False
+
+    def _give_up(self, error: RayQueueError) -> None:
+        self.error = error
+        self._lose(list(self._held.values()))
+        self._subscription.on_data()
+
+    async def _pause(self, attempts: int) -> None:
+        wait_ms = min(self._client.retry_max_ms, self._client.retry_min_ms * 2 ** min(attempts, 16))
+        await asyncio.sleep(wait_ms / 1000 * (0.5 + self._rng.random() / 2))
+
+    async def _leave(self) -> None:
+        name, self.name = self.name, ""
+        if name:
+            with suppress(RayQueueError, TimeoutError):
+                await self._coordinator.call(LeaveGroup(group=self.group, member=name), timeout_ms=_LEAVE_TIMEOUT_MS)
+
+    # -- joining and heartbeats ----------------------------------------------------------
+
+    async def _join(self) -> None:
+        self.name = f"{self._client_name or 'consumer'}-{uuid.UUID(int=self._rng.getrandbits(128))}"
+        self.generation = 0
+        self._grants = {}
+        self._fenced = {}
+        joined: Assignment = await self._coordinator.call(
+            JoinGroup(
+                group=self.group,
+                member=self.name,
+                topics=self._topics,
+                instance=self._instance,
+                client=self._client_name,
+                assignor=self._settings.assignor,
+                session_timeout_ms=self._settings.session_timeout_ms,
+            )
+        )
+        self._take(joined)
+
+    async def _heartbeats(self) -> None:
+        """One is always under way: the coordinator answers when there is news. Ends when the member has left."""
+        while not self.away:
+            self._changed.clear()
+            beat = self._loop.create_task(self._heartbeat())
+            changed = self._loop.create_task(self._wait_changed())
+            try:
+                await asyncio.wait((beat, changed), return_when=asyncio.FIRST_COMPLETED)
+                if not beat.done():
+                    continue  # its answer would be to what is not so any more
+                answer = beat.result()
+            finally:
+                changed.cancel()
+                if not beat.done():
+                    beat.cancel()
+            self._take(answer)
+            fenced, self._fenced = self._fenced, {}
+            if any(self._grants.get(partition) == generation for partition, generation in fenced.items()):
+                # A partition knows a newer generation than the coordinator: joining again makes a newer one.
+                self._lose(list(self._held.values()))
+                await self._leave()
+                await self._pause(5)
+                return
+
+    async def _heartbeat(self) -> Assignment:
+        wait_ms = self._settings.heartbeat_ms
+        answer: Assignment = await self._coordinator.call(
+            Heartbeat(
+                group=self.group,
+                member=self.name,
+                generation=self.generation,
+                reading=tuple(sorted(self._held)),
+                wait_ms=wait_ms,
+            ),
+            may_take_ms=wait_ms,
+        )
+        return answer
+
+    async def _wait_changed(self) -> None:
+        await self._changed.wait()
+
+    def _take(self, assignment: Assignment) -> None:
+        """Read what is granted, let go of everything else."""
+        self.generation = assignment.generation
+        self.rebalancing = assignment.rebalancing
+        self._grants = {grant.topic_partition: grant.generation for grant in assignment.grants}
+        replaced = [
+            feed
+            for partition, feed in self._held.items()
+            if self._grants.get(partition, feed.generation) != feed.generation
+        ]
+        if replaced:  # it was taken away and given back, and we have not heard of it
+            self._lose(replaced)
+        self._revoke(
+            [feed for partition, feed in self._held.items() if partition not in self._grants and not feed.letting_go]
+        )
+        for partition, generation in self._grants.items():
+            if partition not in self._held and self._fenced.get(partition) != generation:
+                self._grant(partition, generation)
+
+    # -- partitions come -----------------------------------------------------------------
+
+    def _grant(self, partition: TopicPartition, generation: int) -> None:
+        feed = Feed(partition, generation, shown=not self._listened)
+        self._held[partition] = feed
+        self._changed.set()
+        self._spawn(self._claim(feed))
+
+    async def _claim(self, feed: Feed) -> None:
+        attempts = 0
+        while not await self._claimed(feed):
+            attempts += 1
+            await self._pause(attempts)
+        if self._held.get(feed.partition) is not feed or feed.letting_go:
+            return
+        self._subscription.add(feed)
+        self._fetcher.start(feed)
+        self._subscription.announce(ChangeKind.ASSIGNED, (feed,))
+
+    async def _claimed(self, feed: Feed) -> bool:
+        """Whether there is nothing more to try: the partition is ours, or is not to be."""
+        try:
+            position = await self._commits.claim(feed, pin=self._pin)
+            new = await self._fetcher.begin(feed, position)
+            if new and self._settings.start == "latest":
+                # Now is when this group begins. Else whoever reads this partition next would begin later.
+                await self._commits.commit(feed)
+        except StaleGenerationError:
+            self._stale(feed)
+        except RayQueueError as error:
+            if not error.retriable and not isinstance(error, TopicError):
+                self._give_up(error)
+                return True
+            _log.info("%s cannot be claimed at the moment: %s", feed.partition, error)
+            return feed.letting_go
+        return True
+
+    # -- partitions go -------------------------------------------------------------------
+
+    def _revoke(self, feeds: list[Feed]) -> None:
+        """To be let go in good order. The application takes part if it has to finish something, or wants to know."""
+        together: list[Feed] = []
+        for feed in feeds:
+            self._fetcher.stop(feed)
+            self._subscription.let_go(feed)
+            if feed.begun and feed.shown and (self._listened or not feed.settled):
+                together.append(feed)
+            else:
+                self._spawn(self._finish(feed))
+        if together:
+            self._subscription.announce(ChangeKind.REVOKED, together)
+
+    async def _finish(self, feed: Feed) -> None:
+        if self._auto_commit and feed.begun:
+            errors = await self._commits.commit_due([feed])
+            for error in errors:
+                _log.warning("%s was given up without its last commit: %s", feed.partition, error)
+        self.released([feed])
+
+    def released(self, feeds: Iterable[Feed]) -> None:
+        """The application is through with these."""
+        for feed in feeds:
+            if self._held.get(feed.partition) is not feed:
+                continue
+            self._drop(feed)
+            generation = self._grants.get(feed.partition)
+            if generation is not None:  # meanwhile the group has changed its mind
+                self._grant(feed.partition, generation)
+        self._changed.set()
+
+    def _lose(self, feeds: list[Feed]) -> None:
+        """Others may read these already."""
+        for feed in feeds:
+            self._drop(feed)
+        told = tuple(feed for feed in feeds if feed.begun)
+        if told:
+            self._subscription.announce(ChangeKind.LOST, told)
+        self._changed.set()
+
+    def _stale(self, feed: Feed) -> None:
+        """The partition has seen a newer generation: ask the coordinator what is true."""
+        if self._held.get(feed.partition) is feed:
+            self._fenced[feed.partition] = feed.generation
+            self._lose([feed])
+
+    def _drop(self, feed: Feed) -> None:
+        self._fetcher.stop(feed)
+        self._subscription.remove(feed)
+        self._commits.forget(feed.partition)
+        if self._held.get(feed.partition) is feed:
+            del self._held[feed.partition]
+
+    # -- the application's side --------------------------------------------------------------
+
+    async def _watch(self) -> None:
+        """Leave when the application does not poll any more."""
+        limit_s = self._settings.max_poll_interval_ms / 1000
+        seen = self._subscription.progress
+        while True:
+            await asyncio.sleep(min(limit_s / 4, 1.0))
+            progress = self._subscription.progress
+            if progress != seen:  # it reads record by record
+                seen, self._activity.polled_s = progress, time.monotonic()
+            silent_s = time.monotonic() - self._activity.polled_s
+            if self._activity.polling or self.away or silent_s < limit_s or not self.name:
+                continue
+            _log.warning(
+                "group %s: no poll for %.1f s (max_poll_interval_ms is %d): leaving until the next one",
+                *(self.group, silent_s, self._settings.max_poll_interval_ms),
+            )
+            self._back.clear()
+            self.away = True
+            self._lose(list(self._held.values()))
+            await self._leave()
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            _log.error("a task of group %s failed", self.group, exc_info=task.exception())
