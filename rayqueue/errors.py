@@ -24,6 +24,7 @@
     │   └── TopicExistsError
     ├── ClusterNotFoundError         no RayQueue runs here, and none was to be started
     ├── ClusterStartError            it could not be started in time; the text names what is missing
+    ├── NoBrokerError                no node is there to take a replica
     ├── ClosedError                  this producer, consumer or connection was closed
     ├── NotLeaderError               ask another replica; nothing was written
     ├── ReplicaClosedError           this replica is stopping; nothing was written
@@ -213,6 +214,13 @@ class ClusterStartError(RayQueueError):
     """The cluster has data but could not be started. ``details["missing"]`` names the brokers to wait for."""
 
     code = "cluster_start"
+
+
+class NoBrokerError(RayQueueError):
+    """No node is there that could take a replica. Nothing was made; retry once a node has joined."""
+
+    code = "no_broker"
+    retriable = True
 
 
 class ClosedError(RayQueueError):

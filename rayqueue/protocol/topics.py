@@ -79,9 +79,10 @@ class TopicSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         fixed = {key for key in ("lanes", "replication") if changes.get(key, getattr(self, key)) != getattr(self, key)}
         if fixed:
             raise InvalidInputError(f"{', '.join(sorted(fixed))} cannot change once a topic exists", key=min(fixed))
-        if changes.get("partitions", self.partitions) < self.partitions:
+        partitions = changes.get("partitions", self.partitions)
+        if isinstance(partitions, int) and partitions < self.partitions:
             raise InvalidInputError(
-                f"a topic cannot go from {self.partitions} partitions to {changes['partitions']}: "
+                f"a topic cannot go from {self.partitions} partitions to {partitions}: "
                 "the records of those removed would be lost",
                 key="partitions",
             )

@@ -1,0 +1,157 @@
+"""What is written to the coordinator's log: every change of the cluster's state.
+
+An entry is one tag byte and the command as msgpack. ``encode_command`` is for
+whoever proposes, ``decode_command`` for the machine. Each class says what
+applying it answers; a refusal is an error that is answered, not raised.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from rayqueue.cluster.placement import Placement
+from rayqueue.errors import UnknownFormatError
+from rayqueue.protocol.topics import TopicPartition, TopicSettings
+
+COMMAND = 0x20
+
+
+class Command(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    pass
+
+
+class Nothing(Command, frozen=True):
+    """Changes nothing and answers None: who gets the answer has applied all that was written before."""
+
+
+class CreateCluster(Command, frozen=True):
+    """Give the cluster its id, once. Answers the id that it has."""
+
+    cluster_id: str
+
+
+class PutBroker(Command, frozen=True):
+    """A node joined, or came back under another address. Answers its ``BrokerRow``."""
+
+    broker: str
+    host: str
+    ray_node: str
+
+
+class CreateTopic(Command, frozen=True):
+    """Answers the ``TopicInfo``, or ``TopicExistsError``."""
+
+    name: str
+    settings: TopicSettings
+    placement: Placement
+    if_missing: bool = False
+    attempt: str = ""
+
+
+class AlterTopic(Command, frozen=True):
+    """Other settings, and a placement for the partitions that are new. Answers the ``TopicInfo``."""
+
+    name: str
+    changes: dict[str, int | bool | None]
+    placement: Placement = ()
+
+
+class DeleteTopic(Command, frozen=True):
+    """Its replicas are doomed: they count until ``ReplicasRemoved``. Answers whether there was one."""
+
+    name: str
+
+
+class ReplicasMade(Command, frozen=True):
+    """Their data exists from now on: if it is missing later, it was lost. Answers None."""
+
+    replicas: tuple[tuple[str, str], ...]
+    """Raft group id, replica id."""
+
+
+class ReplicasRemoved(Command, frozen=True):
+    """The data of these doomed replicas is gone. Answers None."""
+
+    replicas: tuple[tuple[str, str], ...]
+
+
+class TakeProducerIds(Command, frozen=True):
+    """Answers the first of ``count`` numbers that nobody had before."""
+
+    count: int
+
+
+class Join(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """A new member, or other wishes of one."""
+
+    member: str
+    topics: tuple[str, ...]
+    instance: str | None
+    client: str
+    assignor: str
+    session_timeout_ms: int
+
+
+class Release(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """A member no longer reads these. Void if it was told something else after ``generation``."""
+
+    member: str
+    generation: int
+    partitions: tuple[TopicPartition, ...]
+
+
+class Leave(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """A member left, or was silent for too long."""
+
+    member: str
+
+
+GroupChange = Join | Release | Leave
+
+
+class ChangeGroup(Command, frozen=True):
+    """Several changes that are one step of the group. Answers one None or error for each."""
+
+    group: str
+    changes: tuple[GroupChange, ...]
+
+
+class DeleteGroup(Command, frozen=True):
+    """Answers whether there was one, or ``GroupNotEmptyError``."""
+
+    group: str
+
+
+AnyCommand = (
+    Nothing
+    | CreateCluster
+    | PutBroker
+    | CreateTopic
+    | AlterTopic
+    | DeleteTopic
+    | ReplicasMade
+    | ReplicasRemoved
+    | TakeProducerIds
+    | ChangeGroup
+    | DeleteGroup
+)
+
+_TAG = bytes([COMMAND])
+_encoder = msgspec.msgpack.Encoder()
+_decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(AnyCommand)
+
+
+def encode_command(command: AnyCommand) -> bytes:
+    return _TAG + _encoder.encode(command)
+
+
+def decode_command(payload: bytes) -> AnyCommand:
+    """The command. ``UnknownFormatError`` if this release cannot read it: nobody may skip what others apply."""
+    if payload[:1] != _TAG:
+        raise UnknownFormatError(f"log entry of kind {payload[0]:#04x} is unknown to this release", tag=payload[0])
+    try:
+        return _decoder.decode(memoryview(payload)[1:])  # type: ignore[no-any-return]
+    except msgspec.MsgspecError as error:
+        raise UnknownFormatError(f"a command of the coordinator cannot be read: {error}") from None

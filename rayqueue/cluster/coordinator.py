@@ -1,0 +1,376 @@
+"""The coordinator's service: calls in, proposals and answers out. It serves only on the replica that leads.
+
+Owns what is of one leadership and in memory: sessions, parked heartbeats, and
+the changes that wait to be proposed. What lasts is in ``ClusterMachine``.
+
+Whoever drives it, the replica's thread or the simulator, hands in the time and
+calls ``lead`` and ``unlead`` when leadership is won and lost, ``handle`` for
+each call, ``disconnected`` when a client's connection is gone, and ``tick``
+when ``next_deadline_s`` is reached, and after entries were applied. All of it
+on one thread.
+
+A new leader first writes an entry of its own (``Nothing``). Once that is
+applied it has seen all that its predecessors committed; calls that come before
+wait for it.
+
+Changes of one group are proposed one step at a time; what arrives meanwhile is
+the next step, all of it together. So a crowd that joins or leaves at once costs
+a few steps, not one each. The first members of a group also wait for each
+other, for ``join_window_ms``.
+
+Heartbeats are answered from memory. A replica that was deposed and has not
+noticed may answer one with what was true before; the member's next leader
+knows better, and commits are fenced by the partitions in any case. Reads that
+must be of now are confirmed first (``confirm``).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+from rayqueue.cluster import commands
+from rayqueue.cluster.catalog import unknown_topic
+from rayqueue.cluster.commands import encode_command
+from rayqueue.cluster.machine import ClusterMachine
+from rayqueue.cluster.memberships import RETRY_S, Memberships
+from rayqueue.cluster.placement import AliveBroker, Placement, place
+from rayqueue.cluster.sessions import Reply
+from rayqueue.config import ClusterSettings
+from rayqueue.errors import (
+    InvalidInputError,
+    NoBrokerError,
+    NotLeaderError,
+    QueueFullError,
+    RayQueueError,
+    UnknownGroupError,
+)
+from rayqueue.protocol.calls import (
+    AlterTopic,
+    Broker,
+    ClusterInfo,
+    CoordinatorCall,
+    CreateTopic,
+    DeleteGroup,
+    DeleteTopic,
+    DescribeCluster,
+    DescribeGroup,
+    GetTopics,
+    Heartbeat,
+    JoinGroup,
+    LeaveGroup,
+    ListGroups,
+    NewProducerIds,
+    Topics,
+)
+from rayqueue.protocol.topics import TopicInfo, check_name
+
+MAX_PRODUCER_IDS = 100_000
+MAX_ATTEMPT = 128
+MAX_WAITING_CALLS = 20_000
+"""Calls that wait for a new leader's first entry, and topic changes that wait for each other."""
+
+Propose = Callable[[bytes, Callable[[Any], None]], None]
+Confirm = Callable[[Callable[[Any], None]], None]
+
+
+class Coordinator:
+    """See the module's text. ``propose`` may raise a ``RayQueueError`` or answer with one."""
+
+    def __init__(
+        self, machine: ClusterMachine, settings: ClusterSettings, propose: Propose, confirm: Confirm | None = None
+    ) -> None:
+        self._machine = machine
+        self._settings = settings
+        self._raw_propose = propose
+        self._confirm = confirm
+        self._now_s = 0.0
+        self._leading = False
+        self._starting = False
+        self._ready = False
+        self._leadership = 0
+        self._node = ""
+        self._term = 0
+        self._alive: dict[str, AliveBroker] = {}
+        self._early: deque[tuple[int, CoordinatorCall, Reply]] = deque()
+        self._topic_changes: deque[tuple[CoordinatorCall, Reply]] = deque()
+        self._topic_change_under_way = False
+        self._memberships = Memberships(machine, settings, self._propose)
+        machine.on_group_changed = self._memberships.group_changed
+
+    # -- being driven -----------------------------------------------------------------------
+
+    @property
+    def leading(self) -> bool:
+        return self._leading
+
+    @property
+    def next_deadline_s(self) -> float:
+        """When ``tick`` is due though nothing happened. May be in the past: then it is due now."""
+        if self._ready:
+            return self._memberships.next_deadline_s
+        return self._now_s + RETRY_S if self._leading and not self._starting else float("inf")
+
+    def lead(self, now_s: float, *, node: str = "", term: int = 0) -> None:
+        """Leadership was won. All members get a fresh session as soon as it is known who they are."""
+        self.unlead()
+        self._now_s = now_s
+        self._leading = True
+        self._leadership += 1
+        self._node, self._term = node, term
+        self._start()
+
+    def _start(self) -> None:
+        self._starting = True
+
+        def started(answer: Any) -> None:
+            self._starting = False
+            if isinstance(answer, RayQueueError):
+                return  # the next tick tries again, unless leadership is lost
+            self._ready = True
+            self._memberships.lead(self._now_s)
+            early, self._early = self._early, deque()
+            for client, call, reply in early:
+                self._dispatch(client, call, reply)
+
+        self._propose(commands.Nothing(), started)
+
+    def unlead(self) -> None:
+        """Leadership was lost. Everybody who waits is told."""
+        self._leading = self._ready = False
+        self._leadership += 1
+        refusal = self._not_leader()
+        early, self._early = self._early, deque()
+        changes, self._topic_changes = self._topic_changes, deque()
+        self._topic_change_under_way = False
+        for _, _, reply in early:
+            reply(refusal)
+        for _, reply in changes:
+            reply(refusal)
+        self._memberships.unlead(refusal)
+
+    def handle(self, now_s: float, client: int, call: CoordinatorCall, reply: Reply) -> None:
+        """Answer a call, now or later, exactly once: with what the call's class says, or a ``RayQueueError``.
+
+        The exception is a client that disconnects: what waits for news on its behalf is not answered any more.
+        """
+        self._now_s = now_s
+        if not self._leading:
+            reply(self._not_leader())
+        elif self._ready:
+            self._dispatch(client, call, reply)
+        elif len(self._early) >= MAX_WAITING_CALLS:
+            reply(_too_many())
+        else:
+            self._early.append((client, call, reply))
+
+    def disconnected(self, now_s: float, client: int) -> None:
+        """A connection is gone. Its members are out after the grace, unless they are heard of on another."""
+        self._now_s = now_s
+        self._early = deque(each for each in self._early if each[0] != client)
+        if self._ready:
+            self._memberships.disconnected(now_s, client)
+
+    def tick(self, now_s: float) -> None:
+        """Let time pass."""
+        self._now_s = now_s
+        if self._ready:
+            self._memberships.tick(now_s)
+        elif self._leading and not self._starting:
+            self._start()
+
+    def set_brokers(self, now_s: float, alive: Sequence[AliveBroker]) -> None:
+        """Who can take replicas from now on."""
+        self._now_s = now_s
+        self._alive = {each.broker: each for each in alive}
+
+    # -- proposing ---------------------------------------------------------------------------
+
+    def _propose(self, command: commands.AnyCommand, answer: Callable[[Any], None]) -> None:
+        """``answer`` is not called any more once this leadership is over; ``unlead`` has told those who wait."""
+        leadership = self._leadership
+
+        def answered(result: Any) -> None:
+            if leadership == self._leadership:
+                answer(result)
+
+        try:
+            self._raw_propose(encode_command(command), answered)
+        except RayQueueError as error:
+            answered(error)
+
+    def _propose_for(self, command: commands.AnyCommand, reply: Reply) -> None:
+        """The answer goes straight to the caller, also when leadership is lost on the way."""
+        try:
+            self._raw_propose(encode_command(command), reply)
+        except RayQueueError as error:
+            reply(error)
+
+    # -- calls -------------------------------------------------------------------------------
+
+    def _dispatch(self, client: int, call: CoordinatorCall, reply: Reply) -> None:
+        try:
+            match call:
+                case Heartbeat():
+                    self._memberships.heartbeat(self._now_s, client, call, reply)
+                case JoinGroup():
+                    self._memberships.join(self._now_s, client, call, reply)
+                case LeaveGroup():
+                    self._memberships.leave(self._now_s, call, reply)
+                case NewProducerIds():
+                    self._new_producer_ids(call, reply)
+                case CreateTopic() | AlterTopic() | DeleteTopic():
+                    self._change_topic(call, reply)
+                case DeleteGroup():
+                    check_name("group", call.group)
+                    self._propose_for(commands.DeleteGroup(call.group), reply)
+                case GetTopics() | DescribeCluster() | ListGroups() | DescribeGroup():
+                    self._read(partial(self._answer, call), reply)
+                case _:
+                    raise InvalidInputError(f"a coordinator does not answer {type(call).__name__} itself")
+        except RayQueueError as error:
+            reply(error)
+
+    def _read(self, answer: Callable[[], Any], reply: Reply) -> None:
+        def confirmed(result: Any) -> None:
+            if isinstance(result, RayQueueError):
+                reply(result)
+                return
+            try:
+                reply(answer())
+            except RayQueueError as error:
+                reply(error)
+
+        if self._confirm is None:
+            confirmed(None)
+        else:
+            self._confirm(confirmed)
+
+    def _answer(self, call: CoordinatorCall) -> Any:
+        machine = self._machine
+        match call:
+            case GetTopics():
+                names = sorted(machine.topics) if call.names is None else call.names
+                return Topics(machine.version, tuple(machine.topics[each] for each in names if each in machine.topics))
+            case ListGroups():
+                return tuple(machine.groups[name].info() for name in sorted(machine.groups))
+            case DescribeGroup(group=name):
+                group = machine.groups.get(name)
+                if group is None:
+                    raise UnknownGroupError(f"there is no group {name!r}", group=name)
+                return group.info()
+            case _:
+                return self._cluster_info()
+
+    def _cluster_info(self) -> ClusterInfo:
+        machine = self._machine
+        counts = machine.replica_counts()
+        brokers = tuple(
+            Broker(name, row.host, name in self._alive, counts.get(name, 0))
+            for name, row in sorted(machine.brokers.items())
+        )
+        partitions = sum(len(info.partitions) for info in machine.topics.values())
+        return ClusterInfo(
+            machine.cluster_id,
+            self._node,
+            self._term,
+            brokers,
+            len(machine.topics),
+            partitions,
+            len(machine.groups),
+        )
+
+    def _new_producer_ids(self, call: NewProducerIds, reply: Reply) -> None:
+        if not 1 <= call.count <= MAX_PRODUCER_IDS:
+            raise InvalidInputError(f"1 to {MAX_PRODUCER_IDS} producer ids at a time, not {call.count}", key="count")
+        self._propose_for(commands.TakeProducerIds(call.count), reply)
+
+    # -- topics: one change after the other, for each is placed by what the former left ----------
+
+    def _change_topic(self, call: CoordinatorCall, reply: Reply) -> None:
+        if len(self._topic_changes) >= MAX_WAITING_CALLS:
+            raise _too_many()
+        self._topic_changes.append((call, reply))
+        self._next_topic_change()
+
+    def _next_topic_change(self) -> None:
+        while self._topic_changes and not self._topic_change_under_way:
+            call, reply = self._topic_changes.popleft()
+            try:
+                command = self._topic_command(call)
+            except RayQueueError as error:
+                reply(error)
+                continue
+            if isinstance(command, TopicInfo):
+                reply(command)
+                continue
+            self._topic_change_under_way = True
+            self._propose_for(command, partial(self._topic_changed, self._leadership, reply))
+
+    def _topic_changed(self, leadership: int, reply: Reply, answer: Any) -> None:
+        reply(answer)
+        if leadership == self._leadership:
+            self._topic_change_under_way = False
+            self._memberships.settle(self._now_s)
+            self._next_topic_change()
+
+    def _topic_command(self, call: CoordinatorCall) -> commands.AnyCommand | TopicInfo:
+        match call:
+            case CreateTopic():
+                return self._create_command(call)
+            case AlterTopic():
+                return self._alter_command(call)
+            case DeleteTopic():
+                return commands.DeleteTopic(check_name("topic", call.name))
+            case _:
+                raise InvalidInputError(f"{type(call).__name__} changes no topic")
+
+    def _create_command(self, call: CreateTopic) -> commands.AnyCommand | TopicInfo:
+        name = check_name("topic", call.name)
+        settings = call.settings.check()
+        if len(call.attempt) > MAX_ATTEMPT:
+            raise InvalidInputError(f"an attempt has at most {MAX_ATTEMPT} characters", key="attempt")
+        known = self._machine.topics.get(name)
+        placement: Placement = ()
+        if known is None:
+            if len(self._machine.topics) >= self._settings.max_topics:
+                raise InvalidInputError(
+                    f"there are {len(self._machine.topics)} topics, which is the limit (cluster.max_topics)"
+                )
+            placement = self._place(settings.partitions, settings.replication)
+        elif call.if_missing:
+            return known
+        return commands.CreateTopic(name, settings, placement, call.if_missing, call.attempt)
+
+    def _alter_command(self, call: AlterTopic) -> commands.AnyCommand:
+        known = self._machine.topics.get(check_name("topic", call.name))
+        if known is None:
+            raise unknown_topic(call.name)
+        settings = known.settings.changed(**call.changes)
+        new = settings.partitions - len(known.partitions)
+        placement = self._place(new, settings.replication) if new else ()
+        return commands.AlterTopic(call.name, call.changes, placement)
+
+    def _place(self, partitions: int, replication: int) -> Placement:
+        machine = self._machine
+        there = sum(len(info.partitions) for info in machine.topics.values())
+        if there + partitions > self._settings.max_partitions:
+            raise InvalidInputError(
+                f"there are {there} partitions; {partitions} more would pass the limit (cluster.max_partitions)",
+                key="partitions",
+            )
+        if not self._alive:
+            raise NoBrokerError("no node is there that could take a replica; retry")
+        alive = [self._alive[broker] for broker in sorted(self._alive)]
+        return place(partitions, replication, alive, machine.replica_counts(), machine.leader_counts())
+
+    # -- small things ------------------------------------------------------------------------
+
+    def _not_leader(self) -> NotLeaderError:
+        return NotLeaderError("this coordinator does not lead; ask another")
+
+
+def _too_many() -> QueueFullError:
+    return QueueFullError("too many calls wait for the coordinator; retry later")

@@ -1,0 +1,190 @@
+"""The cluster: what the coordinator's log means.
+
+``ClusterMachine`` implements ``rayqueue.raft.machine.StateMachine``. It owns
+topics, brokers, placement and producer ids (``catalog``) and the consumer
+groups (``groups``). All of it is rows of one table; a checkpoint is these rows,
+so a restart reads them and replays nothing, and the log before a checkpoint
+is needed by nobody.
+
+It knows nothing of sessions, heartbeats and connections: these are the
+leader's, in memory (``coordinator``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import msgspec
+
+from rayqueue.cluster.catalog import BrokerRow, Catalog, PlacedReplica, ReplicaKey
+from rayqueue.cluster.commands import (
+    AlterTopic,
+    AnyCommand,
+    ChangeGroup,
+    CreateCluster,
+    CreateTopic,
+    DeleteGroup,
+    DeleteTopic,
+    Nothing,
+    PutBroker,
+    ReplicasMade,
+    ReplicasRemoved,
+    TakeProducerIds,
+    decode_command,
+)
+from rayqueue.cluster.groups import Group, Groups
+from rayqueue.errors import InvariantBrokenError
+from rayqueue.ids import Index
+from rayqueue.log.store import LogStore, Table
+from rayqueue.protocol.topics import TopicInfo
+from rayqueue.records.checksum import crc32c
+
+SEGMENT_BYTES = 1 << 20
+"""How much log a replica of the coordinator applies between checkpoints (``RaftEngine.maintain``). No reader needs the
+log, so it is never much longer than this."""
+
+_CHECKPOINT_VERSION = 1
+_ROWS: msgspec.msgpack.Decoder[list[tuple[bytes, bytes]]] = msgspec.msgpack.Decoder(list[tuple[bytes, bytes]])
+
+
+class ClusterMachine:
+    def __init__(self, store: LogStore) -> None:
+        self._store = store
+        self._catalog = Catalog(store)
+        self._groups = Groups(store)
+        self._counts = _PartitionCounts(self._catalog)
+        self._applied = store.applied
+        self.on_group_changed: Callable[[str], None] | None = None
+        """Told the name of each group that an entry changed. It must only note it."""
+
+    # -- what others ask; valid until the next entry is applied ------------------------------
+
+    @property
+    def cluster_id(self) -> str:
+        """Empty until ``CreateCluster``."""
+        return self._catalog.cluster_id
+
+    @property
+    def version(self) -> int:
+        """Grows with every change of any topic."""
+        return self._catalog.version
+
+    @property
+    def topics(self) -> Mapping[str, TopicInfo]:
+        return self._catalog.topics
+
+    @property
+    def brokers(self) -> Mapping[str, BrokerRow]:
+        """All that ever joined, also those that are away."""
+        return self._catalog.brokers
+
+    @property
+    def groups(self) -> Mapping[str, Group]:
+        return self._groups.known
+
+    @property
+    def unmade(self) -> Mapping[ReplicaKey, PlacedReplica]:
+        """Replicas whose data was not made yet: it may be made, once. If data of another is missing it was lost."""
+        return self._catalog.unmade
+
+    @property
+    def doomed(self) -> Mapping[ReplicaKey, PlacedReplica]:
+        """Replicas of deleted topics that were not removed yet."""
+        return self._catalog.doomed
+
+    def replicas(self, broker: str) -> Mapping[ReplicaKey, PlacedReplica]:
+        """What a broker is to run. Its doomed ones are not among them."""
+        return self._catalog.replicas_of(broker)
+
+    def replica_counts(self) -> Mapping[str, int]:
+        return self._catalog.replica_counts()
+
+    def leader_counts(self) -> Mapping[str, int]:
+        return self._catalog.leader_counts()
+
+    # -- StateMachine -------------------------------------------------------------------------
+
+    def apply(self, index: Index, payload: bytes) -> Any:
+        self._applied = index
+        return self._execute(decode_command(payload))
+
+    def _execute(self, command: AnyCommand) -> Any:
+        catalog = self._catalog
+        match command:
+            case ChangeGroup(group, changes):
+                answers = self._groups.change(group, changes, self._counts, catalog.deleted_generation)
+                self._tell(group)
+                return answers
+            case TakeProducerIds(count):
+                return catalog.take_producer_ids(count)
+            case CreateTopic():
+                return self._followed(command.name, catalog.create_topic(command))
+            case AlterTopic():
+                return self._followed(command.name, catalog.alter_topic(command))
+            case DeleteTopic(name):
+                return self._followed(name, catalog.delete_topic(name))
+            case ReplicasMade(replicas):
+                return catalog.replicas_made(replicas)
+            case ReplicasRemoved(replicas):
+                return catalog.replicas_removed(replicas)
+            case PutBroker():
+                return catalog.put_broker(command)
+            case CreateCluster(cluster_id):
+                return catalog.create_cluster(cluster_id)
+            case DeleteGroup(group):
+                return self._delete_group(group)
+            case Nothing():
+                return None
+
+    def _followed(self, topic: str, answer: Any) -> Any:
+        for group in self._groups.follow_topic(topic, self._counts):
+            self._tell(group)
+        return answer
+
+    def _delete_group(self, name: str) -> Any:
+        deleted = self._groups.delete(name)
+        if isinstance(deleted, Group):
+            self._catalog.keep_generation(deleted.generation)
+            return True
+        return False if deleted is None else deleted
+
+    def _tell(self, group: str) -> None:
+        if self.on_group_changed is not None:
+            self.on_group_changed(group)
+
+    def first_needed(self) -> Index:
+        return Index(self._applied + 1)
+
+    def checkpoint(self) -> bytes:
+        body = bytes([_CHECKPOINT_VERSION]) + msgspec.msgpack.encode(list(self._store.scan(Table.META)))
+        return crc32c(body).to_bytes(4, "little") + body
+
+    def restore(self, state: bytes) -> None:
+        if crc32c(state[4:]) != int.from_bytes(state[:4], "little"):
+            raise InvariantBrokenError("the checkpoint does not match its checksum")
+        if state[4] != _CHECKPOINT_VERSION:
+            raise InvariantBrokenError(f"checkpoint version {state[4]} is unknown to this release", version=state[4])
+        for key, row in _ROWS.decode(memoryview(state)[5:]):
+            self._store.put(Table.META, key, row)
+        self._catalog.load()
+        self._groups.load()
+        self._applied = self._store.applied
+        for group in self._groups.known:
+            self._tell(group)
+
+
+class _PartitionCounts(Mapping[str, int]):
+    """How many partitions each topic has, without a copy of it."""
+
+    def __init__(self, catalog: Catalog) -> None:
+        self._catalog = catalog
+
+    def __getitem__(self, topic: str) -> int:
+        return len(self._catalog.topics[topic].partitions)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._catalog.topics)
+
+    def __len__(self) -> int:
+        return len(self._catalog.topics)
