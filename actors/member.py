@@ -37,6 +37,7 @@ from typing import Any, Generic, NamedTuple, NoReturn, TypeVar
 import ray
 from ray.exceptions import RayError
 
+from rayqueue.actors.endpoint import Endpoint
 from rayqueue.actors.names import actor_name, check_id
 from rayqueue.actors.replies import Reply
 from rayqueue.config import Settings
@@ -137,6 +138,13 @@ class MemberActor(Generic[ReplicaT]):
     async def status(self) -> Status:
         """As it is now."""
         return await self._inspected()
+
+    @ray.method(concurrency_group="control")
+    async def endpoint(self) -> Endpoint:
+        """Where clients reach this replica without Ray, and what lets them in."""
+        replica, status = self._replica, self._replica.status
+        host, port = status.address
+        return Endpoint(host, port, replica.token, status.node_id, status.leader, status.term)
 
     @ray.method(concurrency_group="control")
     async def address(self) -> Address:

@@ -1,4 +1,4 @@
-"""The Ray actor of one partition replica: a thin shell around ``rayqueue.replica.Replica``.
+"""The Ray actor of one partition replica: a thin shell around ``rayqueue.replica.PartitionReplica``.
 
 Owns the process: what it is called, what a restart does, which calls wait for
 which. Everything else is the replica's, which knows nothing of Ray.
@@ -33,7 +33,7 @@ from rayqueue.errors import InvalidInputError, OffsetOutOfRangeError, RayQueueEr
 from rayqueue.ids import Offset
 from rayqueue.partition import Appended, Fetched, PartitionSettings
 from rayqueue.partition.reader import MAX_LANE
-from rayqueue.replica import Replica, start_replica
+from rayqueue.replica import PartitionReplica, start_replica
 
 __all__ = ["Fetch", "Process", "ReplicaActor", "ReplicaSpec"]
 
@@ -55,7 +55,7 @@ class Fetch(NamedTuple):
     start_offset: Offset
 
 
-class ReplicaActor(MemberActor[Replica]):
+class ReplicaActor(MemberActor[PartitionReplica]):
     """One replica. ``rayqueue.actors.start`` makes the actor of it."""
 
     _spec: ReplicaSpec
@@ -65,7 +65,7 @@ class ReplicaActor(MemberActor[Replica]):
         self._calls = spec.settings.calls
         self._readers = ThreadPoolExecutor(self._calls.disk_readers, thread_name_prefix="disk")
 
-    def _start(self) -> Replica:
+    def _start(self) -> PartitionReplica:
         spec = self._spec
         return start_replica(
             spec.path,

@@ -1,14 +1,16 @@
-"""One replica of one partition, running: the engine's thread and the calls into it.
+"""One replica of a Raft group, running: the engine's thread and the calls into it.
 
-Owns the thread that drives the Raft engine, the store and the transport, and
-the hand-over between it and everybody else. Knows nothing of Ray; the actor is
-a thin shell around it, and so is a plain process.
+Owns the thread that drives the Raft engine, the store, the transport and the
+clients' connections, and the hand-over between it and everybody else. Knows
+nothing of Ray; the actor is a thin shell around it, and so is a plain process.
+What the group's log means is said by the ``StateMachine`` that it is given,
+what clients may ask by the ``Service``.
 
 One thread writes. Calls from other threads are queued, the thread is woken,
-and takes all that is queued at once: one append to the log and one sync for
-all of them. Answers go out by ``deliver``, a whole step's at a time. Reads do
-not pass through the thread at all: the tail is in memory, everything older
-comes from a snapshot of the store.
+and takes all that is queued at once; clients' requests are read by the thread
+itself. All of them share one append to the log and one sync. Answers to other
+threads go out by ``deliver``, a whole step's at a time; those to clients as
+soon as they are known, by one write per client.
 
 Any exception in the thread is the end of it: ``on_fatal`` is called, which
 ends the process. Whoever waits learns it from the broken connection, and what
@@ -21,43 +23,30 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from random import Random
 from typing import Any
 
-from rayqueue.config import LogSettings, RaftSettings
+from rayqueue.config import CallSettings, LogSettings, RaftSettings
 from rayqueue.errors import (
     AppendTimeoutError,
-    DamagedLogError,
     DiskFullError,
-    InvalidInputError,
     NotLeaderError,
-    OffsetOutOfRangeError,
     RayQueueError,
     ReplicaClosedError,
 )
-from rayqueue.ids import Index, NodeId, Offset
+from rayqueue.ids import NodeId, Offset, Term
 from rayqueue.log.store import LogStore
-from rayqueue.partition import (
-    Admission,
-    AdmissionLimits,
-    Appended,
-    Fetched,
-    Partition,
-    PartitionSettings,
-    read,
-    retention_point,
-    trim_command,
-)
-from rayqueue.partition.commands import check_offset, decode
+from rayqueue.protocol.frames import Frame, Kind
+from rayqueue.raft.clients import ClientTransport
 from rayqueue.raft.engine import Done, RaftEngine
+from rayqueue.raft.machine import StateMachine
 from rayqueue.raft.members import Members
-from rayqueue.raft.transport import Transport
-from rayqueue.records import BATCH_TAG, BatchHeader
+from rayqueue.replica.clients import Clients
+from rayqueue.replica.service import Service
 from rayqueue.replica.status import Status
-from rayqueue.replica.tail import Tail
 
 _log = logging.getLogger(__name__)
 
@@ -69,73 +58,61 @@ Deliver = Callable[[list[tuple[Answer, Any]]], None]
 _IDLE_SYNC_S = 0.02
 _MAINTAIN_EVERY_S = 1.0
 _POLL_MAX_S = 0.5
+_FRAME_SLACK_BYTES = 64 * 1024
+_NEVER = float("inf")
 
 
 @dataclass(slots=True)
-class _Pending:
+class Pending:
     """A call that waits for its outcome."""
 
     answer: Answer
     deadline_s: float
+    inside: bool = False
+    """The answer is for the engine's thread itself, and given at once."""
     answered: bool = False
 
 
-class _Watched(Partition):
-    """The partition, telling the tail about each batch it accepts."""
-
-    tail: Tail
-
-    def apply(self, index: Index, payload: bytes) -> Any:
-        answer = super().apply(index, payload)
-        if payload[0] == BATCH_TAG and type(answer) is Appended and not answer.duplicate:
-            lane = BatchHeader.parse(payload).lane if self.settings.lanes > 1 else 0
-            self.tail.append(answer.base_offset, answer.count, payload, lane)
-        return answer
-
-    def restore(self, state: bytes) -> None:
-        super().restore(state)
-        self.tail.reset(self.next_offset)
-
-
 class Replica:
-    """A running replica. Every method but ``close`` may be called from any thread and returns at once."""
+    """A running replica. Every method but ``close`` returns at once.
+
+    Methods may be called from any thread, except those for the service.
+    """
 
     def __init__(
         self,
         store: LogStore,
-        transport: Transport,
+        transport: ClientTransport,
+        machine: StateMachine,
         *,
+        service: Callable[[Any], Service] | None = None,
         raft: RaftSettings | None = None,
         log: LogSettings | None = None,
-        partition: PartitionSettings | None = None,
+        calls: CallSettings | None = None,
         append_timeout_ms: int = 10_000,
         deliver: Deliver | None = None,
         on_fatal: Callable[[BaseException], None],
     ) -> None:
+        """``service`` gets this replica and makes what serves its clients; without one there are none."""
         self._store = store
         self._transport = transport
         self._log_settings = log or LogSettings()
+        self._call_settings = calls or CallSettings()
         self._append_timeout_s = append_timeout_ms / 1000
         self._deliver = deliver or _call_each
         self._on_fatal = on_fatal
 
-        self._partition = _Watched(store, partition or PartitionSettings())
-        self._tail = Tail(self._partition.next_offset, self._log_settings.cache_bytes)
-        self._partition.tail = self._tail
-        limits = AdmissionLimits(max_batch_bytes=self._log_settings.max_batch_bytes)
-        self._admission = Admission(self._partition, limits)
         rng = Random()  # noqa: S311  # election jitter
-        self._engine = RaftEngine(store, self._partition, raft or RaftSettings(), rng, time.monotonic())
-
+        self._engine = RaftEngine(store, machine, raft or RaftSettings(), rng, time.monotonic())
         self._calls: deque[tuple[Callable[[], None], Answer | None]] = deque()
-        self._appends: deque[tuple[bytes, BatchHeader, _Pending]] = deque()
-        self._waiting: deque[_Pending] = deque()
+        self._waiting: deque[Pending] = deque()
+        self._to_confirm: list[Answer] = []
+        self._after_sync: list[tuple[Pending, Any]] = []
         self._answers: list[tuple[Answer, Any]] = []
         self._inspections: list[Answer] = []
-        self._readers: list[Answer] = []
-        self._readers_lock = threading.Lock()
         self._woken = False
         self._led = False
+        self._served = False
         self._closing = False
         self._ended = False
         self._read_only = False
@@ -144,32 +121,27 @@ class Replica:
         self._sync_s = 0.0
         self._published: tuple[object, ...] = ()
         self.status = self._status()
+
+        self._service = None if service is None else service(self)
+        max_frame_bytes = self._log_settings.max_batch_bytes + _FRAME_SLACK_BYTES
+        self._clients = Clients(self._call_settings, max_frame_bytes, self._serve, self._client_gone)
+        if self._service is not None:
+            transport.serve_clients(self._clients)
         self._thread = threading.Thread(target=self._main, name=f"raft {store.group_id} {store.node_id}", daemon=True)
         self._thread.start()
 
-    # -- writing ---------------------------------------------------------------------
+    # -- from any thread ---------------------------------------------------------------
 
-    def append(self, batch: bytes, answer: Answer) -> None:
-        """Append an encoded batch; the answer is ``Appended`` once a majority has it on disk.
-
-        A batch that cannot be accepted raises here, before anything is written.
-        """
-        header = self._admission.check(batch, now_ms=time.time_ns() // 1_000_000)
-        self._check_open()
-        if not self.status.role == "leader":
-            raise self._not_leader()
-        pending = _Pending(answer, time.monotonic() + self._append_timeout_s)
-        self._appends.append((batch, header, pending))
-        self._queued()
+    @property
+    def token(self) -> bytes:
+        """What clients prove that they hold."""
+        return self._clients.token
 
     def command(self, payload: bytes, answer: Answer) -> None:
-        """Propose a command of ``rayqueue.partition.commands``.
+        """Propose an entry; the answer is what applying it answers.
 
-        One that cannot be read raises here: in the log it would stop every replica that applies it.
+        The caller vouches that the machine can read it: in the log it would stop every replica that applies it.
         """
-        if type(payload) is not bytes or not payload:
-            raise InvalidInputError("a command is bytes, and at least one")
-        decode(payload)
         self._ask(lambda pending: self._engine.propose(payload, pending), answer)
 
     def confirm_leadership(self, answer: Answer) -> None:
@@ -185,56 +157,23 @@ class Replica:
     def set_peers(self, addresses: Mapping[NodeId, tuple[str, int]]) -> None:
         """Where the others listen. Who belongs to the group is said in its log, not here."""
         peers = {peer: address for peer, address in addresses.items() if peer != self._store.node_id}
-        self._submit(lambda: self._transport.set_peers(peers))
+        self.run(lambda: self._transport.set_peers(peers))
 
     def inspect(self, answer: Answer) -> None:
         """Answers with the status as it is now; the attribute ``status`` may be a second old.
 
         What the answer says is true for the next call: who it says leads accepts appends.
         """
-        self._submit(lambda: self._inspections.append(answer), answer)
+        self.run(lambda: self._inspections.append(answer), answer)
 
-    # -- reading ------------------------------------------------------------------------
+    def run(self, work: Callable[[], None], refused: Answer | None = None) -> None:
+        """Do this on the engine's thread, soon. An exception out of it ends the replica.
 
-    @property
-    def high_watermark(self) -> Offset:
-        return self._tail.end
-
-    def read_tail(self, offset: int, max_bytes: int, lane: int | None = None) -> list[Fetched] | None:
-        """Batches from memory, without waiting for anything; None if they must be read from disk."""
-        check_offset(offset)
+        ``ReplicaClosedError``, raised or given to ``refused``, if it will not be done any more.
+        """
         self._check_open()
-        if offset > self._tail.end:
-            start, end = self._partition.readable_from, self._tail.end
-            raise OffsetOutOfRangeError(
-                f"offset {offset} is past the end; the log has {start} to {end}", offset=offset, start=start, end=end
-            )
-        return self._tail.read(offset, max_bytes, lane)
-
-    def read_disk(self, offset: int, max_bytes: int, lane: int | None = None) -> list[Fetched]:
-        """Batches from a snapshot of the store. Takes disk time: not for an event loop."""
-        with self._store.snapshot() as snapshot:
-            try:
-                return read(snapshot, offset, max_bytes, lane=lane, high_watermark=self._tail.end)
-            except DamagedLogError as error:
-                self._submit(lambda why=str(error): self._store.mark_damaged(why))  # type: ignore[misc]
-                raise
-
-    def when_longer(self, offset: int, answer: Answer) -> None:
-        """Answers None once there is something at ``offset``, at once if there is."""
-        with self._readers_lock:
-            if self._tail.end <= offset and not self._closing:
-                self._readers.append(answer)
-                return
-        self._deliver([(answer, None)])
-
-    def forget_reader(self, answer: Answer) -> None:
-        """The reader gave up; it is not answered any more."""
-        with self._readers_lock:
-            if answer in self._readers:
-                self._readers.remove(answer)
-
-    # -- ending --------------------------------------------------------------------------
+        self._calls.append((work, refused))
+        self._queued()
 
     def close(self, timeout_s: float = 10.0) -> None:
         """Stop. Calls that wait are answered with ``ReplicaClosedError`` or, if written, as unknown."""
@@ -243,7 +182,95 @@ class Replica:
             self._transport.wake()
             self._thread.join(timeout_s)
 
-    # -- the thread --------------------------------------------------------------------------
+    # -- for the service, on the engine's thread -----------------------------------------
+
+    @property
+    def is_leader(self) -> bool:
+        return self._engine.is_leader
+
+    @property
+    def leader(self) -> NodeId | None:
+        return self._engine.leader
+
+    @property
+    def term(self) -> Term:
+        return self._engine.term
+
+    @property
+    def node_id(self) -> NodeId:
+        return self._store.node_id
+
+    def propose(self, payload: bytes, answer: Answer) -> Pending:
+        """Append an entry to the log, if this replica leads; else it raises. The answer is what applying it answers."""
+        pending = Pending(answer, time.monotonic() + self._append_timeout_s, inside=True)
+        self._engine.propose(payload, pending)
+        self._waiting.append(pending)
+        return pending
+
+    def once_synced(self, pending: Pending, result: Any) -> None:
+        """Answer it with ``result`` once this replica has it on disk, unless another answer comes first."""
+        self._after_sync.append((pending, result))
+
+    def confirm(self, answer: Answer) -> None:
+        """Answers None once a majority has confirmed that this replica leads and it has applied what was committed
+        at the time of the call; or the error. All questions of one turn are one question."""
+        self.check_leads()
+        self._to_confirm.append(answer)
+
+    def send(self, client: int, kind: Kind, request: int, buffers: Sequence[bytes]) -> None:
+        """Answer a client's request. No error if the client is gone."""
+        size_bytes = len(buffers[0]) if len(buffers) == 1 else sum(map(len, buffers))
+        self._clients.send(client, kind, request, buffers, size_bytes)
+
+    def fail(self, client: int, request: int, error: RayQueueError) -> None:
+        """Answer a client's request with an error."""
+        self._clients.fail(client, request, error)
+
+    def is_full(self, client: int) -> bool:
+        """It does not take its answers: nothing large should be made for it."""
+        return self._clients.is_full(client)
+
+    def check_leads(self) -> None:
+        """``NotLeaderError``, with the leader's id if it is known, unless this replica leads."""
+        if not self._engine.is_leader:
+            raise self.not_leader()
+
+    def not_leader(self) -> NotLeaderError:
+        return not_leader(self._store.node_id, self._engine.leader)
+
+    def status_now(self) -> Status:
+        return self._status()
+
+    # -- what a kind of replica adds -------------------------------------------------------
+
+    def _leadership_changed(self) -> None:
+        """Leadership was won or lost. Called before anything is proposed in it."""
+
+    def _take_queued(self) -> bool:
+        """Propose what waits in queues of its own. True if there was anything."""
+        return False
+
+    def _has_queued(self) -> bool:
+        return False
+
+    def _refused_queued(self) -> list[Answer]:
+        """Empty those queues: nobody takes them any more."""
+        return []
+
+    def _on_synced(self) -> None:
+        """The store's tables are on disk."""
+
+    def _on_published(self) -> None:
+        """A turn is over."""
+
+    def _on_maintenance(self) -> None:
+        """About once per second."""
+
+    def _readable(self) -> tuple[Offset, Offset]:
+        """For the status: the first offset that can be read, and the high watermark."""
+        return Offset(0), Offset(self._engine.applied)
+
+    # -- the thread ------------------------------------------------------------------------
 
     def _main(self) -> None:
         try:
@@ -262,11 +289,11 @@ class Replica:
         now = time.monotonic()
         for event in events:
             engine.receive(now, event)
-        had_calls = bool(self._appends or self._calls)
-        self._take_calls()
+        had_calls = self._take_calls()
         ready = engine.step(now)
         for peer, message in ready.early:
             transport.send(peer, message)
+        self._note_leadership(now)
         self._finish(ready.done)
         sync_now = store.must_sync or self._read_only or (store.dirty and not events and not had_calls)
         if sync_now and not self._sync():
@@ -280,31 +307,56 @@ class Replica:
 
     def _patience_s(self) -> float:
         """How long the thread may sleep if nothing happens."""
-        if self._engine.busy or self._appends or self._calls:
+        if self._engine.busy or self._calls or self._has_queued():
             return 0.0
-        patience = min(_POLL_MAX_S, self._engine.next_deadline - time.monotonic())
+        due_s = self._engine.next_deadline
+        if self._service is not None:
+            due_s = min(due_s, self._service.next_deadline_s)
+        patience = min(_POLL_MAX_S, due_s - time.monotonic())
         if self._store.dirty or self._read_only:
             patience = min(patience, _IDLE_SYNC_S)
         return max(0.0, patience)
 
-    def _take_calls(self) -> None:
-        calls, appends, engine = self._calls, self._appends, self._engine
+    def _take_calls(self) -> bool:
+        """True if there were any, or clients wanted something."""
+        calls = self._calls
+        stirred = self._clients.new_turn() or bool(calls)
         while calls:
             calls.popleft()[0]()
+        # Before anything is proposed: messages may have ended a leadership.
+        self._note_leadership(time.monotonic())
+        stirred = self._take_queued() or stirred
+        if self._to_confirm:
+            self._confirm_all()
+        return stirred
+
+    def _confirm_all(self) -> None:
+        answers, self._to_confirm = self._to_confirm, []
+
+        def answer_all(result: Any) -> None:
+            for answer in answers:
+                answer(result)
+
+        pending = Pending(answer_all, time.monotonic() + self._append_timeout_s, inside=True)
+        try:
+            self._engine.confirm_leadership(pending)
+            self._waiting.append(pending)
+        except RayQueueError as error:
+            self._answer(pending, error)
+
+    def _note_leadership(self, now: float) -> None:
+        engine, service = self._engine, self._service
         if engine.is_leader != self._led:
             self._led = engine.is_leader
-            self._admission.reset()
-        while appends:
-            batch, header, pending = appends.popleft()
-            try:
-                known = self._admission.admit_checked(header) if engine.is_leader else None
-                if known is None:
-                    engine.propose(batch, pending)
-                    self._waiting.append(pending)
-                else:
-                    self._answer(pending, known)
-            except RayQueueError as error:
-                self._answer(pending, error)
+            self._leadership_changed()
+        if service is None:
+            return
+        if self._served and not self._led:
+            self._served = False
+            service.unlead(now)
+        elif self._led and not self._served and engine.applied >= engine.noop_index:
+            self._served = True
+            service.lead(now)
 
     def _finish(self, done: list[Done]) -> None:
         for item in done:
@@ -317,11 +369,18 @@ class Replica:
                 self._answer(
                     pending, AppendTimeoutError(f"no majority confirmed it within {seconds} s; outcome unknown")
                 )
+        if self._service is not None:
+            self._service.tick(now)
+        self._clients.flush()
         self._flush_answers()
 
-    def _answer(self, pending: _Pending, result: Any) -> None:
-        if not pending.answered:
-            pending.answered = True
+    def _answer(self, pending: Pending, result: Any) -> None:
+        if pending.answered:
+            return
+        pending.answered = True
+        if pending.inside:
+            pending.answer(result)
+        else:
             self._answers.append((pending.answer, result))
 
     def _flush_answers(self) -> None:
@@ -331,21 +390,25 @@ class Replica:
 
     def _sync(self) -> bool:
         started = time.perf_counter()
+        after, self._after_sync = self._after_sync, []
         try:
             self._store.sync()
         except DiskFullError as error:
             if not self._read_only:
                 _log.error("%s is read-only: %s", self._name(), error)
             self._read_only = True
-            self._engine.disk_full()
+            self._engine.disk_full()  # which answers whoever waits, those in ``after`` too
             return False
         if self._read_only:
             _log.warning("%s writes again", self._name())
         self._read_only = False
         self._engine.synced()
-        self._tail.synced()
+        if not self._store.dirty:
+            self._on_synced()
         self._syncs += 1
         self._sync_s += time.perf_counter() - started
+        for pending, result in after:
+            self._answer(pending, result)
         return True
 
     def _publish(self) -> None:
@@ -360,34 +423,16 @@ class Replica:
             self.status = self._status()
             inspections, self._inspections = self._inspections, []
             self._deliver([(answer, self.status) for answer in inspections])
-        if self._readers:
-            self._wake_readers()
-
-    def _wake_readers(self) -> None:
-        with self._readers_lock:
-            if self._woken_end == self._tail.end:
-                return
-            self._woken_end = self._tail.end
-            readers, self._readers = self._readers, []
-        self._deliver([(reader, None) for reader in readers])
-
-    _woken_end = -1
+        self._on_published()
+        self._clients.flush()
 
     def _maintain(self, now: float) -> None:
-        """Retention, checkpoints, trimming: not urgent, a bounded piece at a time."""
+        """Checkpoints, trimming and the like: not urgent, a bounded piece at a time."""
         settings = self._log_settings
         more = self._engine.maintain(settings.segment_bytes, settings.trim_entries_per_tick)
         self._maintain_at_s = now if more else now + _MAINTAIN_EVERY_S
         self.status = self._status()
-        if self._engine.is_leader and (settings.retention_ms is not None or settings.retention_bytes is not None):
-            with self._store.snapshot() as snapshot:
-                now_ms = time.time_ns() // 1_000_000
-                point = retention_point(snapshot, now_ms, settings.retention_ms, settings.retention_bytes)
-            if point > self._partition.start_offset:
-                # Straight to the engine: close() may have begun, and that is no reason to fail. If it is refused,
-                # the next round tries again.
-                with suppress(RayQueueError):
-                    self._engine.propose(trim_command(point), None)
+        self._on_maintenance()
 
     def _end(self) -> None:
         self._ended = True
@@ -395,20 +440,36 @@ class Replica:
         unknown = AppendTimeoutError(f"{self._name()} was closed before a majority answered; outcome unknown")
         for pending in self._waiting:
             self._answer(pending, unknown)
-        with self._readers_lock:
-            readers, self._readers = self._readers, []
-        self._answers.extend((reader, self._closed_error()) for reader in readers)
+        if self._service is not None:
+            self._service.close()
+        self._clients.flush()
         self._flush_answers()
         if self._store.dirty and not self._read_only:
             self._store.sync()
         self._transport.close()
         self._store.close()
 
+    # -- clients -----------------------------------------------------------------------------
+
+    def _serve(self, client: int, frame: Frame) -> None:
+        service = self._service
+        if service is None:
+            return
+        try:
+            service.serve(client, frame)
+        except RayQueueError as error:
+            if frame.kind != Kind.APPEND_UNACKED:
+                self.fail(client, frame.request, error)
+
+    def _client_gone(self, client: int) -> None:
+        if self._service is not None:
+            self._service.client_gone(client)
+
     # -- small things ---------------------------------------------------------------------------
 
-    def _ask(self, action: Callable[[_Pending], None], answer: Answer) -> None:
+    def _ask(self, action: Callable[[Pending], None], answer: Answer) -> None:
         self._check_open()
-        pending = _Pending(answer, time.monotonic() + self._append_timeout_s)
+        pending = Pending(answer, time.monotonic() + self._append_timeout_s)
 
         def attempt() -> None:
             try:
@@ -418,12 +479,7 @@ class Replica:
             else:
                 self._waiting.append(pending)
 
-        self._submit(attempt, answer)
-
-    def _submit(self, call: Callable[[], None], answer: Answer | None = None) -> None:
-        self._check_open()
-        self._calls.append((call, answer))
-        self._queued()
+        self.run(attempt, answer)
 
     def _queued(self) -> None:
         # One wake-up is enough for everything queued before the thread looks.
@@ -435,10 +491,7 @@ class Replica:
 
     def _refuse_queued(self) -> None:
         """Answer what nobody will take any more. From any thread: what is popped is answered once."""
-        refused: list[Answer | None] = []
-        with suppress(IndexError):
-            while True:
-                refused.append(self._appends.popleft()[2].answer)
+        refused: list[Answer | None] = [*self._refused_queued()]
         with suppress(IndexError):
             while True:
                 refused.append(self._calls.popleft()[1])
@@ -452,11 +505,6 @@ class Replica:
     def _closed_error(self) -> ReplicaClosedError:
         return ReplicaClosedError(f"{self._name()} is closed")
 
-    def _not_leader(self) -> NotLeaderError:
-        leader = self.status.leader
-        hint = f"ask {leader}" if leader else "no leader is known yet, retry"
-        return NotLeaderError(f"{self._store.node_id} does not lead; {hint}", leader=leader)
-
     def _name(self) -> str:
         return f"{self._store.group_id} {self._store.node_id}"
 
@@ -468,14 +516,15 @@ class Replica:
 
     def _status(self) -> Status:
         engine, store = self._engine, self._store
+        start_offset, high_watermark = self._readable()
         return Status(
             group_id=store.group_id,
             node_id=store.node_id,
             role=self._role(),
             leader=engine.leader,
             term=engine.term,
-            start_offset=self._partition.readable_from,
-            high_watermark=self._partition.high_watermark,
+            start_offset=start_offset,
+            high_watermark=high_watermark,
             base_index=store.base_index,
             last_index=store.last_index,
             commit=engine.commit,
@@ -489,6 +538,11 @@ class Replica:
             syncs=self._syncs,
             sync_ms=self._sync_s * 1000,
         )
+
+
+def not_leader(node: NodeId, leader: NodeId | None) -> NotLeaderError:
+    hint = f"ask {leader}" if leader else "no leader is known yet, retry"
+    return NotLeaderError(f"{node} does not lead; {hint}", leader=leader)
 
 
 def _call_each(answers: list[tuple[Answer, Any]]) -> None:

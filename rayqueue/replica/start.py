@@ -19,7 +19,8 @@ from rayqueue.partition import PartitionSettings
 from rayqueue.raft.engine import RaftEngine
 from rayqueue.raft.members import Members
 from rayqueue.raft.tcp import TcpTransport, TlsContexts, tls_contexts
-from rayqueue.replica.replica import Deliver, Replica
+from rayqueue.replica.partition import PartitionReplica
+from rayqueue.replica.replica import Deliver
 
 
 def create_replica(path: Path, group_id: GroupId, node_id: NodeId, members: Members | None, settings: Settings) -> None:
@@ -42,8 +43,25 @@ def start_replica(
     partition: PartitionSettings | None = None,
     deliver: Deliver | None = None,
     on_fatal: Callable[[BaseException], None],
-) -> Replica:
+) -> PartitionReplica:
     """Run the replica whose data is at ``path``. It listens on a free port of ``host``; see its status for which."""
+    store, transport = open_replica(path, group_id, node_id, settings, host=host)
+    return PartitionReplica(
+        store,
+        transport,
+        raft=settings.raft,
+        log=settings.log,
+        calls=settings.calls,
+        partition=partition,
+        deliver=deliver,
+        on_fatal=on_fatal,
+    )
+
+
+def open_replica(
+    path: Path, group_id: GroupId, node_id: NodeId, settings: Settings, *, host: str = "127.0.0.1"
+) -> tuple[LmdbStore, TcpTransport]:
+    """What a ``Replica`` of any kind runs on: its data at ``path``, and a free port of ``host``. They are its own."""
     secret = settings.transport.secret
     if secret is None:
         raise ConfigError("replicas share a secret: set transport.secret, the same for all of them")
@@ -60,15 +78,7 @@ def start_replica(
     except BaseException:
         store.close()
         raise
-    return Replica(
-        store,
-        transport,
-        raft=settings.raft,
-        log=settings.log,
-        partition=partition,
-        deliver=deliver,
-        on_fatal=on_fatal,
-    )
+    return store, transport
 
 
 def _lmdb_options(settings: Settings) -> LmdbOptions:

@@ -20,7 +20,7 @@ from typing import Any
 from rayqueue.errors import AppendTimeoutError, RayQueueError
 from rayqueue.records import HEADER_BYTES, BatchHeader
 from rayqueue.records.header import pack_header
-from rayqueue.replica import Replica, Status
+from rayqueue.replica import PartitionReplica, Status
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +116,7 @@ class _Stamp:
         return b"".join((header, *self._parts))
 
 
-def drive(replica: Replica, batch: bytes, count: int, in_flight: int, timeout_s: float) -> LoadReport:
+def drive(replica: PartitionReplica, batch: bytes, count: int, in_flight: int, timeout_s: float) -> LoadReport:
     """Append the batch ``count`` times, with at most ``in_flight`` unanswered. The first error ends it."""
     stamp = _Stamp(batch)
     answers: SimpleQueue[tuple[float, float, Any]] = SimpleQueue()

@@ -29,7 +29,7 @@ from rayqueue.errors import RayQueueError, ReplicaClosedError
 from rayqueue.ids import GroupId, NodeId
 from rayqueue.partition import Fetched, PartitionSettings
 from rayqueue.raft.members import Members
-from rayqueue.replica import Answer, Replica, Status, create_replica, start_replica
+from rayqueue.replica import Answer, PartitionReplica, Status, create_replica, start_replica
 from rayqueue.testing.channel import Channel, Frame, pack_error
 from rayqueue.testing.load import LoadReport, drive, usage
 
@@ -46,7 +46,7 @@ class ReplicaServer:
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
         self._pool = ThreadPoolExecutor(_FETCH_THREADS, "fetch")
-        self._replica: Replica | None = None
+        self._replica: PartitionReplica | None = None
         self._setup_report: Callable[[], Any] | None = None
 
     def serve(self) -> None:
@@ -90,7 +90,7 @@ class ReplicaServer:
             _log.warning("nobody is there to take the answer to call %d", call_id)
 
     @property
-    def replica(self) -> Replica:
+    def replica(self) -> PartitionReplica:
         if self._replica is None:
             raise ReplicaClosedError("the replica was not started")
         return self._replica

@@ -16,14 +16,14 @@ from rayqueue.ids import GroupId, NodeId, Offset
 from rayqueue.partition import retention_point
 from rayqueue.raft.members import Members
 from rayqueue.records import RecordBatch
-from rayqueue.replica import Replica, create_replica, start_replica
+from rayqueue.replica import PartitionReplica, create_replica, start_replica
 from rayqueue.testing import wait_for
 
 GROUP, NODE = GroupId("close-0"), NodeId("n1")
 TIMEOUT_S = 10.0
 
 
-def start(tmp_path: Path, on_fatal: Callable[[BaseException], None] = print, **log: int) -> Replica:
+def start(tmp_path: Path, on_fatal: Callable[[BaseException], None] = print, **log: int) -> PartitionReplica:
     """The only voter of its group, leading."""
     settings = Settings(transport={"secret": "only for this test"}, log=log)
     path = tmp_path / "replica"
@@ -34,7 +34,7 @@ def start(tmp_path: Path, on_fatal: Callable[[BaseException], None] = print, **l
 
 
 @pytest.fixture
-def replica(tmp_path: Path) -> Replica:
+def replica(tmp_path: Path) -> PartitionReplica:
     return start(tmp_path)
 
 
@@ -42,7 +42,7 @@ def batch() -> bytes:
     return RecordBatch.encode([b"value"], timestamps=1)
 
 
-def test_calls_that_the_thread_never_took_are_refused(replica: Replica) -> None:
+def test_calls_that_the_thread_never_took_are_refused(replica: PartitionReplica) -> None:
     held, release = threading.Event(), threading.Event()
     answers: SimpleQueue[Any] = SimpleQueue()
 
@@ -65,7 +65,7 @@ def test_calls_that_the_thread_never_took_are_refused(replica: Replica) -> None:
     assert [type(error) for error in refused] == [ReplicaClosedError] * 3
 
 
-def test_a_call_that_comes_between_looking_and_closing_is_refused(replica: Replica) -> None:
+def test_a_call_that_comes_between_looking_and_closing_is_refused(replica: PartitionReplica) -> None:
     replica.close()
     replica._closing = False  # as it was when the call was let in
     answers: SimpleQueue[Any] = SimpleQueue()
@@ -74,7 +74,7 @@ def test_a_call_that_comes_between_looking_and_closing_is_refused(replica: Repli
     assert [type(answers.get(timeout=TIMEOUT_S)) for _ in range(2)] == [ReplicaClosedError] * 2
 
 
-def test_after_close_every_call_raises(replica: Replica) -> None:
+def test_after_close_every_call_raises(replica: PartitionReplica) -> None:
     replica.close()
     calls: list[Callable[[], Any]] = [
         lambda: replica.append(batch(), print),
@@ -93,15 +93,15 @@ def test_closing_in_the_middle_of_retention_is_no_failure(tmp_path: Path, monkey
     replica = start(tmp_path, fatal.append, retention_bytes=1)
     closing = threading.Thread(target=replica.close)
 
-    def close_now(*arguments: Any) -> Offset:
-        point = retention_point(*arguments)
+    def close_now(*arguments: Any, **named: Any) -> Offset:
+        point = retention_point(*arguments, **named)
         if point:
             closing.start()
             while not replica._closing:
                 closing.join(0.001)
         return point
 
-    monkeypatch.setattr("rayqueue.replica.replica.retention_point", close_now)
+    monkeypatch.setattr("rayqueue.partition.machine.retention_point", close_now)
     answers: SimpleQueue[Any] = SimpleQueue()
     for _ in range(2):
         replica.append(batch(), answers.put)
