@@ -44,6 +44,10 @@
     │   └── StoreIdentityError       the data belongs to another replica
     ├── TransportError
     │   └── HandshakeError
+    ├── BridgeError                  to Spark or Ray Data
+    │   ├── DataLossError            retention has deleted what was still to be read
+    │   ├── StaleWriterError         another run of this query has gone on; this one must stop
+    │   └── MissingDependencyError   something must be installed; the text says what
     └── InvariantBrokenError         a bug; the replica stops rather than diverge
 
 Retry policy is data: ``retriable`` says that the same call may succeed later,
@@ -352,6 +356,30 @@ class HandshakeError(TransportError):
 
     code = "handshake"
     retriable = False
+
+
+class BridgeError(RayQueueError):
+    """A bridge to Spark or Ray Data refused."""
+
+    code = "bridge"
+
+
+class DataLossError(BridgeError):
+    """Retention has deleted records that were still to be read. ``details`` has offset and start."""
+
+    code = "data_loss"
+
+
+class StaleWriterError(BridgeError):
+    """Another run of the same query has written a later batch. This one must stop."""
+
+    code = "stale_writer"
+
+
+class MissingDependencyError(BridgeError):
+    """Something that this bridge needs is not installed. The text says what, and how to get it."""
+
+    code = "missing_dependency"
 
 
 class InvariantBrokenError(RayQueueError):
