@@ -1,4 +1,4 @@
-"""One simulated replica: the real engine and partition on a disk that can lose power.
+"""One simulated replica: the real engine and state machine on a disk that can lose power.
 
 It does what the replica's thread does, in virtual time: take events, step,
 send early, sync, send late. A sync takes time, and a crash may come before,
@@ -9,15 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from random import Random
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
+from rayqueue.config import RaftSettings
 from rayqueue.errors import DiskFullError, RayQueueError
 from rayqueue.ids import GroupId, NodeId
+from rayqueue.log.memory_store import MemoryStore
 from rayqueue.partition import Admission, Partition
 from rayqueue.raft.engine import RaftEngine
+from rayqueue.raft.machine import StateMachine
 from rayqueue.raft.members import Members
 from rayqueue.raft.messages import Message
 from rayqueue.raft.transport import Event, PeerDown, PeerUp, Received
+from tests.sim.network import Clock
 
 if TYPE_CHECKING:
     from tests.sim.world import World
@@ -28,11 +32,26 @@ TRIM_ENTRIES = 8
 Answer = Callable[[Any], None]
 
 
-class SimNode:
-    def __init__(self, world: World, node_id: NodeId, members: Members | None) -> None:
-        self.world = world
+class NodeWorld(Protocol):
+    """What a node needs of the world that it is in."""
+
+    clock: Clock
+    rng: Random
+    raft_settings: RaftSettings
+
+    def new_disk(self, group_id: GroupId, node_id: NodeId) -> MemoryStore: ...
+    def crash_disk(self, disk: MemoryStore) -> MemoryStore: ...
+    def sync_time(self) -> float: ...
+    def send(self, sender: NodeId, peer: NodeId, event: Event) -> None: ...
+
+
+class EngineNode:
+    """The loop around an engine. What the log means, and who watches, is a subclass's."""
+
+    def __init__(self, world: NodeWorld, group_id: GroupId, node_id: NodeId, members: Members | None) -> None:
+        self._world = world
         self.node_id = node_id
-        self.disk = world.new_disk(GroupId("sim-0"), node_id)
+        self.disk = world.new_disk(group_id, node_id)
         if members is not None:
             RaftEngine.bootstrap(self.disk, members)
         self.alive = False
@@ -43,24 +62,46 @@ class SimNode:
         self.checked_commit = 0
         self.start()
 
+    # -- for subclasses -------------------------------------------------------------
+
+    def open_machine(self) -> StateMachine:
+        raise NotImplementedError
+
+    def started(self) -> None:
+        """The engine is there, on a machine that was just opened."""
+
+    def after_step(self) -> None:
+        """The engine has stepped; nothing was sent or answered yet."""
+
+    def before_sync(self) -> None:
+        """All answers of the step were given."""
+
+    def killed(self) -> None:
+        pass
+
+    @property
+    def own_deadline(self) -> float:
+        return float("inf")
+
+    @property
+    def has_work(self) -> bool:
+        """True if another step is due at once."""
+        return bool(self.inbox or self.calls or self.engine.busy)
+
     # -- being killed and coming back ----------------------------------------------
 
     def start(self) -> None:
-        world = self.world
+        world = self._world
         self.life += 1
         self.alive = True
         self.inbox: list[Event] = []
         self.calls: list[Callable[[], None]] = []
         self.syncing = False
         self.wake_at = float("inf")
-        self.machine = Partition(self.disk, world.partition_settings)
-        self.admission = Admission(self.machine)
-        self.was_leader = False
-        self.engine = RaftEngine(
-            self.disk, self.machine, world.raft_settings, Random(world.rng.random()), world.clock.now
-        )
+        machine = self.open_machine()
+        self.engine = RaftEngine(self.disk, machine, world.raft_settings, Random(world.rng.random()), world.clock.now)
         self.checked_commit = min(self.checked_commit, self.engine.commit)
-        world.checker.watch_commit(self)
+        self.started()
         self._run()
 
     def kill(self, *, committed: bool | None = None) -> None:
@@ -70,8 +111,8 @@ class SimNode:
         self.alive = False
         if committed and self.syncing and not self.disk_is_full:
             self.disk.sync()
-        self.disk = self.world.crash_disk(self.disk)
-        self.world.on_killed(self)
+        self.disk = self._world.crash_disk(self.disk)
+        self.killed()
 
     # -- the loop -----------------------------------------------------------------------
 
@@ -87,7 +128,7 @@ class SimNode:
 
     def pause(self, duration: float) -> None:
         self.paused = True
-        self.world.clock.after(duration, self._resume)
+        self._world.clock.after(duration, self._resume)
 
     def _resume(self) -> None:
         self.paused = False
@@ -97,7 +138,7 @@ class SimNode:
     def _run(self) -> None:
         if not self.alive or self.paused or self.syncing:
             return
-        world, engine = self.world, self.engine
+        world, engine = self._world, self.engine
         now = world.clock.now
         inbox, self.inbox = self.inbox, []
         calls, self.calls = self.calls, []
@@ -106,14 +147,12 @@ class SimNode:
         for action in calls:
             action()
         ready = engine.step(now)
-        if self.was_leader != engine.is_leader:
-            self.was_leader = engine.is_leader
-            self.admission.reset()
-        world.checker.after_step(self)
+        self.after_step()
         for peer, message in ready.early:
             self._send(peer, message)
         for done in ready.done:
             done.context(done.result)
+        self.before_sync()
         if not engine.is_leader or world.rng.random() < 0.3:
             engine.maintain(SEGMENT_BYTES, TRIM_ENTRIES)
         if self.disk.must_sync or (self.disk.dirty and world.rng.random() < 0.2):
@@ -127,7 +166,7 @@ class SimNode:
         if life != self.life or not self.alive:
             return
         if self.paused:
-            self.world.clock.after(0.01, lambda: self._synced(life, late))
+            self._world.clock.after(0.01, lambda: self._synced(life, late))
             return
         self.syncing = False
         try:
@@ -136,7 +175,7 @@ class SimNode:
             self.disk.sync()
         except DiskFullError:
             self.engine.disk_full()
-            self._wake(self.world.clock.now + 0.05)
+            self._wake(self._world.clock.now + 0.05)
             return
         self.engine.synced()
         self._finish(late)
@@ -144,11 +183,11 @@ class SimNode:
     def _finish(self, late: list[tuple[NodeId, Message]]) -> None:
         for peer, message in late:
             self._send(peer, message)
-        now = self.world.clock.now
-        if self.inbox or self.calls or self.engine.busy:
+        now = self._world.clock.now
+        if self.has_work:
             self._wake(now)
         else:
-            self._wake(max(self.engine.next_deadline, now) + 0.001)
+            self._wake(max(min(self.engine.next_deadline, self.own_deadline), now) + 0.001)
 
     def _wake(self, when: float) -> None:
         life = self.life
@@ -158,22 +197,12 @@ class SimNode:
             if life == self.life and self.wake_at == when:
                 self._run()
 
-        self.world.clock.at(when, fire)
+        self._world.clock.at(when, fire)
 
     def _send(self, peer: NodeId, message: Message) -> None:
-        self.world.send(self.node_id, peer, Received(self.node_id, message))
+        self._world.send(self.node_id, peer, Received(self.node_id, message))
 
     # -- what clients and operators ask -----------------------------------------------------
-
-    def append(self, payload: bytes, answer: Answer) -> None:
-        def admit() -> None:
-            known = self.admission.admit(payload) if self.engine.is_leader else None
-            if known is None:
-                self.engine.propose(payload, answer)
-            else:
-                answer(known)
-
-        self._ask(admit, answer)
 
     def propose(self, payload: bytes, answer: Answer) -> None:
         self._ask(lambda: self.engine.propose(payload, answer), answer)
@@ -185,7 +214,7 @@ class SimNode:
         self._ask(lambda: self.engine.change_members(how(self.engine.members), answer), answer)
 
     def transfer(self, target: NodeId, answer: Answer) -> None:
-        self._ask(lambda: self.engine.transfer_leadership(target, self.world.clock.now, answer), answer)
+        self._ask(lambda: self.engine.transfer_leadership(target, self._world.clock.now, answer), answer)
 
     def _ask(self, action: Callable[[], None], answer: Answer) -> None:
         def attempt() -> None:
@@ -197,9 +226,45 @@ class SimNode:
         self.call(attempt)
 
 
-def peer_gone(node: SimNode, dead: bool) -> PeerDown:
+class SimNode(EngineNode):
+    """A replica of a partition."""
+
+    def __init__(self, world: World, node_id: NodeId, members: Members | None) -> None:
+        self.world = world
+        super().__init__(world, GroupId("sim-0"), node_id, members)
+
+    def open_machine(self) -> Partition:
+        self.machine = Partition(self.disk, self.world.partition_settings)
+        self.admission = Admission(self.machine)
+        self.was_leader = False
+        return self.machine
+
+    def started(self) -> None:
+        self.world.checker.watch_commit(self)
+
+    def after_step(self) -> None:
+        if self.was_leader != self.engine.is_leader:
+            self.was_leader = self.engine.is_leader
+            self.admission.reset()
+        self.world.checker.after_step(self)
+
+    def killed(self) -> None:
+        self.world.on_killed(self)
+
+    def append(self, payload: bytes, answer: Answer) -> None:
+        def admit() -> None:
+            known = self.admission.admit(payload) if self.engine.is_leader else None
+            if known is None:
+                self.engine.propose(payload, answer)
+            else:
+                answer(known)
+
+        self._ask(admit, answer)
+
+
+def peer_gone(node: EngineNode, dead: bool) -> PeerDown:
     return PeerDown(node.node_id, dead)
 
 
-def peer_back(node: SimNode) -> PeerUp:
+def peer_back(node: EngineNode) -> PeerUp:
     return PeerUp(node.node_id)
