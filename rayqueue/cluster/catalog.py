@@ -160,7 +160,7 @@ class Catalog:
         if settings == info.settings:
             return info
         new = _partitions(info.name, info.topic_id, len(info.partitions), command.placement)
-        info = TopicInfo(info.name, info.topic_id, settings, info.partitions + new)
+        info = TopicInfo(info.name, info.topic_id, settings, info.partitions + new, info.version + 1)
         self._put_topic(info, self._attempts[info.name])
         self._place(info, new)
         return info

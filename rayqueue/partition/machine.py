@@ -264,6 +264,8 @@ class Partition:
                 return self._configure(settings)
 
     def _configure(self, settings: PartitionSettings) -> Configured | InvalidInputError:
+        if settings.version < self.settings.version:
+            return Configured()  # from a coordinator that was deposed meanwhile
         lanes = self.settings.lanes
         if self.next_offset and (settings.lanes < lanes or 1 == lanes < settings.lanes):
             return InvalidInputError(

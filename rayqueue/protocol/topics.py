@@ -108,6 +108,8 @@ class TopicInfo(msgspec.Struct, frozen=True, array_like=True):
     """Another one for each topic that ever had this name."""
     settings: TopicSettings
     partitions: tuple[PartitionInfo, ...]
+    version: int = 0
+    """Of the settings: how often they were altered."""
 
 
 class TopicPartition(msgspec.Struct, frozen=True, array_like=True, order=True):
