@@ -192,7 +192,9 @@ class MemberActor(Generic[ReplicaT]):
     @ray.method(concurrency_group="control")
     async def close(self) -> None:
         """Stop in good order. The actor stays, and answers every other call with ``ReplicaClosedError``."""
-        replica = self._replica
+        await self._close_replica(self._replica)
+
+    async def _close_replica(self, replica: ReplicaT) -> None:
         self._loop.call_soon_threadsafe(self._meeting.cancel)
         await asyncio.to_thread(replica.close)
 

@@ -8,6 +8,9 @@ from typing import Any
 from rayqueue.errors import InvalidInputError
 from rayqueue.ids import GroupId, NodeId
 
+COORDINATOR = GroupId("coordinator")
+"""The Raft group of the coordinator."""
+
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 
 
@@ -22,3 +25,8 @@ def check_id(identifier: Any) -> str:
 
 def actor_name(group_id: GroupId, node_id: NodeId) -> str:
     return f"rayqueue/{group_id}/{node_id}"
+
+
+PREFIX = "rayqueue/"
+COORDINATOR_PREFIX = actor_name(COORDINATOR, NodeId(""))
+STARTER = "rayqueue/starter"

@@ -65,6 +65,11 @@ def settle_at(ray_node: str, data_dir: Path, cluster: ClusterManifest, secret: S
     return _pinned(_settle, ray_node).remote(data_dir, cluster, secret)
 
 
+def join_at(node: RayNode, data_dir: Path, cluster: ClusterManifest, secret: SecretStr) -> Any:
+    """Both at once: a reference to its ``Home``, which belongs to the cluster now unless it belonged to another one."""
+    return _pinned(_join, node.node_id).remote(data_dir, node, cluster, secret)
+
+
 def erase_at(ray_node: str, data_dir: Path, group_id: GroupId, node_id: NodeId) -> Any:
     """A reference to None, or to an error: the replica's data is gone."""
     return _pinned(_erase, ray_node).remote(data_dir, group_id, node_id)
@@ -109,6 +114,17 @@ def _settle(data_dir: Path, cluster: ClusterManifest, secret: SecretStr) -> RayQ
     except RayQueueError as error:
         return error
     return None
+
+
+@ray.remote(num_cpus=0, max_retries=1)
+def _join(data_dir: Path, node: RayNode, cluster: ClusterManifest, secret: SecretStr) -> Home | RayQueueError:
+    try:
+        found = home.look(data_dir, label=node.label, host=node.host, ray_node=node.node_id)
+        if found.cluster is None or found.cluster.cluster_id == cluster.cluster_id:
+            home.settle(data_dir, cluster, secret)
+    except RayQueueError as error:
+        return error
+    return found
 
 
 @ray.remote(num_cpus=0, max_retries=1)

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from rayqueue.actors.coordinator import CoordinatorActor, CoordinatorSpec
+from rayqueue.actors.member import MemberSpec
 from rayqueue.actors.names import actor_name
 from rayqueue.actors.replica import ReplicaActor, ReplicaSpec
 from rayqueue.config import CallSettings
@@ -23,8 +25,17 @@ if TYPE_CHECKING:
 
 def start_actor(spec: ReplicaSpec, *, ray_node_id: str | None = None) -> ActorHandle[ReplicaActor]:
     """Start the replica's actor, on the given node of the Ray cluster or on any."""
+    return _start(ReplicaActor, spec, ray_node_id)
+
+
+def start_coordinator(spec: CoordinatorSpec, *, ray_node_id: str) -> ActorHandle[CoordinatorActor]:
+    """Start the actor of one of the coordinator's replicas. ``ValueError`` if its name is taken."""
+    return _start(CoordinatorActor, spec, ray_node_id)
+
+
+def _start(actor: type[Any], spec: MemberSpec, ray_node_id: str | None) -> ActorHandle[Any]:
     # Ray takes the concurrency groups here and nowhere else: .options() would refuse them.
-    remote: Any = ray.remote(**_fixed(spec.settings.calls))(ReplicaActor)
+    remote: Any = ray.remote(**_fixed(spec.settings.calls))(actor)
     strategy = "DEFAULT" if ray_node_id is None else NodeAffinitySchedulingStrategy(ray_node_id, soft=False)
     return remote.options(  # type: ignore[no-any-return]
         name=actor_name(spec.group_id, spec.node_id),

@@ -10,6 +10,7 @@ It does not know what runs on that Ray.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import logging
 import os
@@ -45,6 +46,24 @@ def embedded_ray(
     if ray.is_initialized():
         yield
         return
+    temporary = _start(cpus, object_store_bytes, system_settings)
+    try:
+        yield
+    finally:
+        _stop(temporary)
+
+
+def start_embedded_ray(
+    *, cpus: int | None = None, object_store_bytes: int = 128 * MIB, namespace: str | None = None
+) -> None:
+    """A new Ray, for as long as this process lives."""
+    temporary = _start(cpus or max(2, os.cpu_count() or 1), object_store_bytes, RAY_SYSTEM_SETTINGS, namespace)
+    atexit.register(_stop, temporary)
+
+
+def _start(
+    cpus: int, object_store_bytes: int, system_settings: Mapping[str, Any], namespace: str | None = None
+) -> Path:
     # Short, because the paths of Ray's sockets must stay below 108 bytes.
     temporary = Path(tempfile.mkdtemp(prefix="rayqueue-"))
     try:
@@ -52,6 +71,7 @@ def embedded_ray(
             ray.init(
                 address="local",
                 num_cpus=cpus,
+                namespace=namespace,
                 object_store_memory=object_store_bytes,
                 include_dashboard=False,
                 log_to_driver=False,
@@ -59,10 +79,15 @@ def embedded_ray(
                 _temp_dir=str(temporary),
                 _system_config=dict(system_settings),
             )
-        yield
-    finally:
-        ray.shutdown()
-        shutil.rmtree(temporary, ignore_errors=True)
+    except BaseException:
+        _stop(temporary)
+        raise
+    return temporary
+
+
+def _stop(temporary: Path) -> None:
+    ray.shutdown()
+    shutil.rmtree(temporary, ignore_errors=True)
 
 
 @contextlib.contextmanager

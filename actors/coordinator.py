@@ -1,0 +1,65 @@
+"""The Ray actor of one of the coordinator's replicas: a thin shell around ``CoordinatorReplica``.
+
+Clients speak with the replica's thread directly (``endpoint``). Beside it runs
+the keeper, which makes of the cluster what the metadata says.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+
+import ray
+
+from rayqueue.actors.home import ClusterManifest
+from rayqueue.actors.member import MemberActor, MemberSpec, die
+from rayqueue.actors.replies import deliver
+from rayqueue.errors import RayQueueError
+from rayqueue.replica.coordinator import CoordinatorReplica
+from rayqueue.replica.start import open_replica
+
+
+@dataclass(frozen=True, slots=True)
+class CoordinatorSpec(MemberSpec):
+    """What a coordinator's process must know. Its settings are those of every replica that it starts."""
+
+    cluster: ClusterManifest = field(default_factory=lambda: ClusterManifest("", {}, complete=False))
+
+
+class CoordinatorActor(MemberActor[CoordinatorReplica]):
+    """One coordinator. ``rayqueue.actors.start`` makes the actor of it."""
+
+    _spec: CoordinatorSpec
+
+    def __init__(self, spec: CoordinatorSpec) -> None:
+        from rayqueue.actors.keeper import Keeper  # it starts actors, this one's class among them
+
+        self._keeper = Keeper(spec)
+        super().__init__(spec)
+        if not isinstance(self._started, RayQueueError):
+            self._keeping = asyncio.get_running_loop().create_task(self._keeper.run(self._started))
+
+    def _start(self) -> CoordinatorReplica:
+        spec = self._spec
+        store, transport = open_replica(spec.path, spec.group_id, spec.node_id, spec.settings, host=spec.host)
+        return CoordinatorReplica(
+            store,
+            transport,
+            settings=spec.settings,
+            on_change=self._keeper.wake,
+            deliver=deliver,
+            on_fatal=die,
+        )
+
+    def __repr__(self) -> str:
+        if isinstance(self._started, RayQueueError):
+            return f"coordinator {self._spec.node_id}: {self._started}"
+        status = self._started.status
+        return f"coordinator {status.role} {status.node_id}, term {status.term}, on {self._spec.host}"
+
+    @ray.method(concurrency_group="control")
+    async def close(self) -> None:
+        """Stop in good order: the keeper first, which would start again what ends."""
+        replica = self._replica
+        self._loop.call_soon_threadsafe(self._keeping.cancel)
+        await self._close_replica(replica)

@@ -1,0 +1,421 @@
+"""The keeper: makes of the Ray cluster what the coordinator's metadata says.
+
+Runs in the actor of every coordinator, beside the engine's thread and never on
+it, and acts where its replica leads. It looks at the nodes of Ray every
+``cluster.look_ms`` and whenever the metadata changes, learns which broker each
+new node is, asks ``rayqueue.actors.plan`` what is to be done, and does it: each
+step is a task of its own, so that a node that hangs holds up nothing else. A
+step that fails is planned again, a little later.
+
+The coordinator's own replicas are kept like all others. If the group has lost
+its leader for long, every coordinator that is left sees to them, for nobody
+else would; a name in Ray can be taken only once, whoever tries.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import ray
+from pydantic import SecretStr
+from ray.exceptions import RayError
+
+from rayqueue.actors import nodes
+from rayqueue.actors.coordinator import CoordinatorSpec
+from rayqueue.actors.home import ClusterManifest, Home
+from rayqueue.actors.names import COORDINATOR, PREFIX, actor_name
+from rayqueue.actors.nodes import RayNode
+from rayqueue.actors.plan import (
+    Behind,
+    Configure,
+    Confirm,
+    Doomed,
+    Picture,
+    Remove,
+    ReplicaKey,
+    Restart,
+    Start,
+    Step,
+    Wanted,
+    plan,
+)
+from rayqueue.actors.replica import ReplicaSpec
+from rayqueue.actors.replies import Reply
+from rayqueue.actors.start import start_actor, start_coordinator
+from rayqueue.cluster.commands import AnyCommand, CreateCluster, PutBroker, ReplicasMade, ReplicasRemoved
+from rayqueue.cluster.placement import AliveBroker
+from rayqueue.errors import NotLeaderError, RayQueueError
+from rayqueue.ids import GroupId, NodeId
+from rayqueue.partition import PartitionSettings
+from rayqueue.partition.commands import configure_command
+from rayqueue.protocol.topics import PartitionInfo, TopicInfo
+
+if TYPE_CHECKING:
+    from rayqueue.replica.coordinator import ClusterView, CoordinatorReplica
+
+_log = logging.getLogger(__name__)
+
+_FAILURES = (RayError, RayQueueError, OSError, ValueError, asyncio.TimeoutError)
+"""What a step may end with that is no bug of ours. ``ValueError``: a name that is taken, or that nobody has."""
+
+_IDENTIFY_S = 30.0
+_ANSWER_S = 60.0
+_CLOSE_S = 10.0
+_ERASE_S = 60.0
+_FREE_NAME_S = 5.0
+_FREE_NAME_AGAIN_S = 0.02
+_AFTER_FAILURE_S = 1.0
+_LEADERLESS_S = 5.0
+
+
+@dataclass(slots=True)
+class _Known:
+    """What the keeper has seen of the Ray cluster. True whoever leads."""
+
+    homes: dict[str, Home] = field(default_factory=dict)
+    """By Ray node."""
+    strangers: set[str] = field(default_factory=set)
+    """Ray nodes whose data belongs to another cluster."""
+    places: dict[str, str] = field(default_factory=dict)
+    """Actors by name, and the Ray node that each is pinned to."""
+    current: dict[str, str] = field(default_factory=dict)
+    """Brokers, and the Ray node that each is on."""
+
+
+class Keeper:
+    """Belongs to the event loop of its actor, except ``wake``."""
+
+    def __init__(self, spec: CoordinatorSpec) -> None:
+        self._spec = spec
+        self._settings = spec.settings
+        self._loop = asyncio.get_running_loop()
+        self._woken = asyncio.Event()
+        self._known = _Known()
+        self._steps: dict[object, asyncio.Task[None]] = {}
+        self._made: set[ReplicaKey] = set()
+        self._removed: set[ReplicaKey] = set()
+        self._configured: dict[str, int] = {}
+        self._told_brokers: list[AliveBroker] | None = None
+        self._leaderless_since_s = time.monotonic()
+        cluster = spec.cluster
+        self._manifest = ClusterManifest(cluster.cluster_id, cluster.coordinators, complete=True)
+
+    def wake(self) -> None:
+        """Look now. From any thread."""
+        self._loop.call_soon_threadsafe(self._woken.set)
+
+    async def run(self, replica: CoordinatorReplica) -> None:
+        """Until it is cancelled."""
+        self._replica = replica
+        try:
+            while True:
+                self._woken.clear()
+                try:
+                    await self._round()
+                except _FAILURES as error:
+                    _log.warning("a look at the cluster failed: %s", error)
+                try:
+                    await asyncio.wait_for(self._woken.wait(), self._settings.cluster.look_ms / 1000)
+                except asyncio.TimeoutError:
+                    continue
+        finally:
+            for step in self._steps.values():
+                step.cancel()
+
+    # -- one look ---------------------------------------------------------------------------
+
+    async def _round(self) -> None:
+        view: ClusterView = await self._asked(self._replica.view)
+        if not view.leads:
+            self._configured.clear()
+            self._told_brokers = None
+            if view.leader is not None:
+                self._leaderless_since_s = time.monotonic()
+            elif time.monotonic() - self._leaderless_since_s > _LEADERLESS_S:
+                await self._look_at_nodes()
+                await self._act(self._coordinators(), view, [], [])
+            return
+        self._leaderless_since_s = time.monotonic()
+        await self._look_at_nodes()
+        await self._write_down(view)
+        behind = self._behind(view)
+        await self._act([*self._coordinators(), *self._replicas(view)], view, self._doomed(view), behind)
+
+    async def _look_at_nodes(self) -> None:
+        """Learn who the new ones are; forget those that are gone."""
+        known = self._known
+        alive = {node.node_id: node for node in await asyncio.to_thread(nodes.alive_nodes)}
+        for node_id in known.homes.keys() - alive.keys():
+            _log.info("broker %s is gone with Ray node %s", known.homes[node_id].broker, node_id)
+            del known.homes[node_id]
+        known.strangers &= alive.keys()
+        for node_id, node in alive.items():
+            if node_id not in known.homes and node_id not in known.strangers:
+                self._begin(node_id, self._identify(node))
+        known.current = await self._current_nodes(alive)
+
+    async def _identify(self, node: RayNode) -> None:
+        known, secret = self._known, self._settings.transport.secret or SecretStr("")
+        ref = await asyncio.to_thread(nodes.join_at, node, self._settings.data_dir, self._manifest, secret)
+        home: Home | RayQueueError = await asyncio.wait_for(ref, _IDENTIFY_S)
+        if isinstance(home, RayQueueError):
+            raise home
+        if home.cluster is not None and home.cluster.cluster_id != self._manifest.cluster_id:
+            _log.error("broker %s at %s belongs to cluster %s", home.broker, home.host, home.cluster.cluster_id)
+            known.strangers.add(node.node_id)
+            return
+        _log.info("broker %s is on Ray node %s at %s", home.broker, home.ray_node, home.host)
+        known.homes[node.node_id] = home
+
+    async def _current_nodes(self, alive: Mapping[str, RayNode]) -> dict[str, str]:
+        """Of two nodes that are the same broker, the one that was there first, as long as it really is there.
+
+        Ray notices a dead node late: its successor, on the same disk, may be here before.
+        """
+        found: dict[str, list[str]] = {}
+        for node_id, home in self._known.homes.items():
+            found.setdefault(home.broker, []).append(node_id)
+        current: dict[str, str] = {}
+        for broker, candidates in found.items():
+            before = self._known.current.get(broker)
+            if before in candidates:
+                candidates.remove(before)
+                candidates.insert(0, before)
+            if len(candidates) > 1:
+                answering = [each for each in candidates if await asyncio.to_thread(nodes.answers, alive[each])]
+                candidates = answering or candidates
+            current[broker] = candidates[0]
+        return current
+
+    # -- what the metadata must know ------------------------------------------------------------
+
+    async def _write_down(self, view: ClusterView) -> None:
+        if not view.cluster_id:
+            await self._change(CreateCluster(self._manifest.cluster_id))
+        homes = self._known.homes
+        alive = [
+            AliveBroker(broker, homes[node_id].host, node_id) for broker, node_id in sorted(self._known.current.items())
+        ]
+        for broker, host, node_id in alive:
+            row = view.brokers.get(broker)
+            if row is None or (row.host, row.ray_node) != (host, node_id):
+                await self._change(PutBroker(broker, host, node_id))
+        if alive != self._told_brokers:
+            self._replica.set_brokers(alive)
+            self._told_brokers = alive
+        if self._made:
+            made = set(self._made)
+            await self._change(ReplicasMade(tuple((key.group_id, key.node_id) for key in made)))
+            self._made -= made
+            self._woken.set()
+        if self._removed:
+            removed = set(self._removed)
+            await self._change(ReplicasRemoved(tuple((key.group_id, key.node_id) for key in removed)))
+            self._removed -= removed
+            self._woken.set()
+
+    # -- what there should be --------------------------------------------------------------------
+
+    def _coordinators(self) -> list[Wanted]:
+        return [
+            Wanted(ReplicaKey(COORDINATOR, node), broker, unmade=False)
+            for node, broker in self._manifest.coordinators.items()
+        ]
+
+    def _replicas(self, view: ClusterView) -> list[Wanted]:
+        return [
+            Wanted(
+                ReplicaKey(GroupId(partition.group_id), NodeId(replica.node)),
+                replica.broker,
+                unmade=(partition.group_id, replica.node) in view.unmade,
+            )
+            for info in view.topics.values()
+            for partition in info.partitions
+            for replica in partition.replicas
+        ]
+
+    def _doomed(self, view: ClusterView) -> list[Doomed]:
+        return [Doomed(ReplicaKey(GroupId(each.group_id), NodeId(each.node)), each.broker) for each in view.doomed]
+
+    def _behind(self, view: ClusterView) -> list[Behind]:
+        """Partitions that may not have their topic's newest settings. A topic that was never altered has none."""
+        return [
+            Behind(GroupId(partition.group_id), info.version)
+            for info in view.topics.values()
+            for partition in info.partitions
+            if info.version > self._configured.get(partition.group_id, 0)
+        ]
+
+    # -- doing it ----------------------------------------------------------------------------------
+
+    async def _act(self, wanted: list[Wanted], view: ClusterView, doomed: list[Doomed], behind: list[Behind]) -> None:
+        actors = await asyncio.to_thread(self._look_at_actors)
+        busy = {*self._steps, *self._made, *self._removed}
+        partitions = {
+            partition.group_id: (info, partition) for info in view.topics.values() for partition in info.partitions
+        }
+        for step in plan(Picture(self._known.current, actors, wanted, doomed, behind, busy)):
+            key = step.group_id if isinstance(step, Configure) else step.key
+            self._begin(key, self._take(step, partitions))
+
+    def _look_at_actors(self) -> dict[ReplicaKey, str | None]:
+        """Of this cluster's, by name. Asks Ray, so it is not for the event loop."""
+        places, namespace = self._known.places, self._settings.namespace
+        names = {name for name in nodes.found_actors(namespace) if name.startswith(PREFIX)}
+        for name in places.keys() - names:
+            del places[name]
+        found: dict[ReplicaKey, str | None] = {}
+        for name in names:
+            group_id, _, node_id = name.removeprefix(PREFIX).rpartition("/")
+            if not group_id:
+                continue
+            if name not in places:
+                try:
+                    place = nodes.pinned_to(ray.get_actor(name, namespace))
+                except ValueError:
+                    continue  # it went just now
+                if place is not None:
+                    places[name] = place
+            found[ReplicaKey(GroupId(group_id), NodeId(node_id))] = places.get(name)
+        return found
+
+    def _begin(self, key: object, work: Coroutine[Any, Any, None]) -> None:
+        """Do it beside everything else, once at a time."""
+        if key in self._steps:
+            work.close()
+            return
+
+        async def guarded() -> None:
+            try:
+                await work
+            except _FAILURES as error:
+                _log.warning("%s: %s", key, str(error).strip().splitlines()[-1] if str(error) else repr(error))
+                await asyncio.sleep(_AFTER_FAILURE_S)
+            finally:
+                self._steps.pop(key, None)
+                self._woken.set()
+
+        self._steps[key] = self._loop.create_task(guarded())
+
+    async def _take(self, step: Step, partitions: Mapping[str, tuple[TopicInfo, PartitionInfo]]) -> None:
+        match step:
+            case Start(key, broker, create):
+                await self._start(key, broker, create, partitions)
+            case Restart(key, broker, create):
+                _log.info("%s %s is pinned to a node that is gone", *key)
+                await self._end(key)
+                await self._start(key, broker, create, partitions)
+            case Confirm(key):
+                await self._confirm(key)
+            case Remove(key, broker):
+                await self._remove(key, broker)
+            case Configure(group_id, version):
+                await self._configure(*partitions[group_id], version)
+
+    async def _start(
+        self, key: ReplicaKey, broker: str, create: bool, partitions: Mapping[str, tuple[TopicInfo, PartitionInfo]]
+    ) -> None:
+        node_id = self._known.current[broker]
+        host = self._known.homes[node_id].host
+        start: Callable[[], Any]
+        if key.group_id == COORDINATOR:
+            coordinator = CoordinatorSpec(
+                COORDINATOR,
+                key.node_id,
+                self._settings,
+                voters=tuple(self._manifest.coordinators),
+                host=host,
+                cluster=self._manifest,
+            )
+            start = lambda: start_coordinator(coordinator, ray_node_id=node_id)  # noqa: E731
+        else:
+            info, partition = partitions[key.group_id]
+            spec = ReplicaSpec(
+                key.group_id,
+                key.node_id,
+                self._settings,
+                create=create,
+                voters=tuple(NodeId(replica.node) for replica in partition.replicas),
+                host=host,
+                partition=PartitionSettings.of(info.settings, info.version),
+            )
+            start = lambda: start_actor(spec, ray_node_id=node_id)  # noqa: E731
+        _log.info("starting %s %s on %s%s", *key, broker, ", new" if create else "")
+        handle: Any = await asyncio.to_thread(start)
+        self._known.places[actor_name(*key)] = node_id
+        if create:
+            await self._answered(handle.address.remote())
+            self._made.add(key)
+
+    async def _confirm(self, key: ReplicaKey) -> None:
+        handle = await self._handle(key)
+        await self._answered(handle.address.remote())
+        self._made.add(key)
+
+    async def _end(self, key: ReplicaKey, *, close: bool = False) -> None:
+        """End its actor, and wait until its name is free."""
+        try:
+            handle = await self._handle(key)
+        except ValueError:
+            return
+        if close:
+            try:
+                await asyncio.wait_for(handle.close.remote(), _CLOSE_S)
+            except _FAILURES as error:
+                _log.info("%s %s was not closed in good order: %s", *key, error)
+        await asyncio.to_thread(ray.kill, handle, no_restart=True)
+        deadline_s = time.monotonic() + _FREE_NAME_S
+        while time.monotonic() < deadline_s:
+            try:
+                await self._handle(key)
+            except ValueError:
+                break
+            await asyncio.sleep(_FREE_NAME_AGAIN_S)
+        self._known.places.pop(actor_name(*key), None)
+
+    async def _remove(self, key: ReplicaKey, broker: str) -> None:
+        await self._end(key, close=True)
+        ray_node, data_dir = self._known.current[broker], self._settings.data_dir
+        ref = await asyncio.to_thread(nodes.erase_at, ray_node, data_dir, key.group_id, key.node_id)
+        problem: RayQueueError | None = await asyncio.wait_for(ref, _ERASE_S)
+        if problem is not None:
+            raise problem
+        self._removed.add(key)
+
+    async def _configure(self, info: TopicInfo, partition: PartitionInfo, version: int) -> None:
+        """Tell the partition's leader, whoever that is."""
+        command = configure_command(PartitionSettings.of(info.settings, version))
+        refusal: Exception = NotLeaderError(f"no replica of {partition.group_id} leads")
+        for replica in partition.replicas:
+            key = ReplicaKey(GroupId(partition.group_id), NodeId(replica.node))
+            try:
+                handle = await self._handle(key)
+                await self._answered(handle.command.remote(command))
+            except _FAILURES as error:
+                refusal = error
+                continue
+            self._configured[partition.group_id] = version
+            return
+        raise refusal
+
+    # -- small things --------------------------------------------------------------------------
+
+    async def _handle(self, key: ReplicaKey) -> Any:
+        """``ValueError`` if it has none."""
+        return await asyncio.to_thread(ray.get_actor, actor_name(*key), self._settings.namespace)
+
+    async def _answered(self, call: Awaitable[Any]) -> Any:
+        return await asyncio.wait_for(call, _ANSWER_S)
+
+    async def _change(self, command: AnyCommand) -> Any:
+        return await self._asked(lambda answer: self._replica.change(command, answer))
+
+    async def _asked(self, ask: Callable[[Callable[[Any], None]], None]) -> Any:
+        reply = Reply()
+        ask(reply)
+        return await reply.future
