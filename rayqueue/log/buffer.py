@@ -71,6 +71,8 @@ class BufferedStore(ABC):
         self._ops: list[Op] = []
         self._must_sync = False
         self._cleared = False  # an Install is buffered: nothing on disk counts
+        self._kept_ops = 0  # so many of them are durable already, by ``persist``
+        self._kept_last = state.last_index  # entries up to here survive a crash
         self._disk_last = state.last_index  # entries up to here can be read from disk
         self._overlay: dict[Table, SortedRows[bytes | None]] = {table: SortedRows() for table in Table}
         self._new_checkpoints: dict[Index, Checkpoint] = {}
@@ -83,6 +85,10 @@ class BufferedStore(ABC):
     @abstractmethod
     def _commit(self, ops: Sequence[Op], state: LogState) -> None:
         """Make the operations durable, all or nothing; ``state`` is what they lead to."""
+
+    def _keep(self, ops: Sequence[Op]) -> bool:
+        """Make some operations durable, all or nothing, without committing them. False if that is not possible."""
+        return False
 
     @abstractmethod
     def _disk_term(self, index: Index) -> Term: ...
@@ -247,12 +253,15 @@ class BufferedStore(ABC):
         for dropped in range(max(index, self._recent_first), self._last_index + 1):
             self._recent_bytes -= len(self._recent.pop(dropped).payload)
         self._recent_first = min(self._recent_first, index)
-        if self._last_index > self._disk_last:
+        if self._last_index > self._kept_last:
             # Entries that were never synced leave no trace, so a full disk can get rid of them.
-            self._ops = [op for op in self._ops if not (type(op) is Append and op.entry.index >= index)]
-        if index <= self._disk_last:
+            self._ops[self._kept_ops :] = [
+                op for op in self._ops[self._kept_ops :] if not (type(op) is Append and op.entry.index >= index)
+            ]
+        if index <= self._kept_last:
             self._ops.append(Truncate(index))
-            self._disk_last = before
+            self._kept_last = before
+            self._disk_last = min(self._disk_last, before)
         self._last_index, self._last_term = before, term
         self._must_sync = True
 
@@ -413,15 +422,47 @@ class BufferedStore(ABC):
 
     # -- durability -----------------------------------------------------------
 
+    def persist(self) -> None:
+        self._check_open()
+        if len(self._ops) == self._kept_ops:
+            return
+        if self._keep(self._ops[self._kept_ops :]):
+            self._kept_ops = len(self._ops)
+            self._kept_last = self._last_index
+            self._must_sync = False
+        else:
+            self.sync()
+
+    def _redo(self, ops: Sequence[Op]) -> None:
+        """Buffer operations that ``_keep`` made durable before a crash."""
+        for op in ops:
+            match op:
+                case Append(entry):
+                    self.append([entry])
+                case SetHard(hard):
+                    self.set_hard(hard)
+                case SetApplied(index):
+                    self.set_applied(index)
+                case Put(table, key, value):
+                    self.put(table, key, value)
+                case Delete(table, key):
+                    self.delete(table, key)
+                case _:
+                    raise InvariantBrokenError(f"{type(op).__name__} is never kept")
+        self._kept_ops = len(self._ops)
+        self._kept_last = self._last_index
+        self._must_sync = False
+
     def sync(self) -> None:
         self._check_open()
         if not self._ops:
             return
         self._commit(self._ops, self._state())
         self._ops = []
+        self._kept_ops = 0
         self._must_sync = False
         self._cleared = False
-        self._disk_last = self._last_index
+        self._kept_last = self._disk_last = self._last_index
         self._new_checkpoints.clear()
         for overlay in self._overlay.values():
             if len(overlay):

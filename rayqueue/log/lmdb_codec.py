@@ -31,7 +31,8 @@ from rayqueue.log.ops import LogState
 from rayqueue.log.store import Checkpoint, Entry, HardState, Table
 from rayqueue.records.checksum import crc32c, entry_crc
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
+"""2: a write-ahead file beside the data. A store without one has lost what was in it."""
 
 ENTRY_HEADER = Struct("<QIII")  # term, entry crc, payload length, header crc
 _ENTRY_POSITION = Struct("<QQII")  # index, term, entry crc, payload length: what the header crc covers
@@ -41,6 +42,7 @@ _STATE = Struct("<Q8QB")
 _SUM = Struct("<QQ")
 _CHECKPOINT = Struct("<QQI")
 _IDENTITY = Struct("<HHH")
+_WAL_BYTES = Struct("<Q")
 
 SUMMED_TABLES = (Table.PRODUCERS, Table.GROUPS, Table.MEMBERS, Table.META)
 """Tables whose rows are counted and summed, so that a missing or an outdated row is noticed when the store is
@@ -173,15 +175,26 @@ def decode_checkpoint(value: bytes) -> Checkpoint:
     return Checkpoint(Index(index), Term(term), value[_CHECKPOINT.size : split], value[split:])
 
 
-def encode_identity(group_id: GroupId, node_id: NodeId) -> bytes:
+def encode_identity(group_id: GroupId, node_id: NodeId, wal_bytes: int) -> bytes:
     group, node = group_id.encode(), node_id.encode()
-    return _IDENTITY.pack(FORMAT_VERSION, len(group), len(node)) + group + node
+    return _IDENTITY.pack(FORMAT_VERSION, len(group), len(node)) + group + node + _WAL_BYTES.pack(wal_bytes)
 
 
-def decode_identity(value: bytes) -> tuple[int, GroupId, NodeId]:
-    """Format version, group and node."""
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Whose store it is. ``wal_bytes``: the size of the write-ahead file, so that one that was cut off is noticed."""
+
+    version: int
+    group_id: GroupId
+    node_id: NodeId
+    wal_bytes: int
+
+
+def decode_identity(value: bytes) -> Identity:
     version, group_size, node_size = _IDENTITY.unpack_from(value)
     start = _IDENTITY.size
     group = value[start : start + group_size]
-    node = value[start + group_size : start + group_size + node_size]
-    return version, GroupId(group.decode()), NodeId(node.decode())
+    end = start + group_size + node_size
+    node = value[start + group_size : end]
+    wal_bytes = _WAL_BYTES.unpack_from(value, end)[0] if version == FORMAT_VERSION else 0
+    return Identity(version, GroupId(group.decode()), NodeId(node.decode()), wal_bytes)

@@ -21,6 +21,10 @@ The promise is that of ``rayqueue.log.store``, and:
 - Damage that LMDB itself trips over may end the process (an assertion of
   LMDB's, SIGSEGV or SIGBUS). It never makes the store return wrong bytes.
 
+- ``persist()`` writes a small buffer into the write-ahead file
+  (``rayqueue.log.wal``) and leaves the transaction to the next ``sync()``, or
+  to the ``persist()`` that finds the file full. ``open`` finds it there.
+
 Beside the group's data, ``max_bytes`` allows ``reserve_bytes`` more to a
 ``sync()`` that appends nothing.
 """
@@ -28,7 +32,7 @@ Beside the group's data, ``max_bytes`` allows ``reserve_bytes`` more to a
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -38,6 +42,7 @@ import lmdb
 from rayqueue.errors import (
     DamagedLogError,
     DiskFullError,
+    InvariantBrokenError,
     RayQueueError,
     ReplicaClosedError,
     StorageError,
@@ -50,6 +55,7 @@ from rayqueue.log.lmdb_codec import (
     FORMAT_VERSION,
     HARD,
     SUMMED_TABLES,
+    Identity,
     StoredState,
     TableSum,
     decode_identity,
@@ -72,6 +78,7 @@ from rayqueue.log.lmdb_write import RowMemory, write_ops
 from rayqueue.log.ops import EMPTY_STATE, Append, LogState, Op
 from rayqueue.log.snapshot_gate import SnapshotGate
 from rayqueue.log.store import Checkpoint, Entry, Table
+from rayqueue.log.wal import Wal, encode_ops
 
 _LMDB_0_9 = 0
 _PAGE_MULTIPLE_BYTES = 1 << 20
@@ -89,6 +96,10 @@ class LmdbOptions:
     map_step_bytes: int = 16 << 30
     max_bytes: int | None = None
     reserve_bytes: int = 4 << 20
+    wal_bytes: int = 256 << 10
+    """Of a new store's write-ahead file. Larger: fewer, longer transactions."""
+    wal_record_bytes: int = 16 << 10
+    """What ``persist`` writes into it at most. More goes to LMDB at once, and so is written only once."""
     max_snapshots: int = 256
     growth_wait_ms: int = 2_000
     close_wait_ms: int = 2_000
@@ -140,19 +151,21 @@ class LmdbStore(BufferedStore):
         self._gate = SnapshotGate(options.max_snapshots)
         used_bytes = check_data_file(path / DATA_FILE)
         self._map_bytes = self._map_for(used_bytes)
+        self._wal = Wal(path)
         try:
             self._env = _open_env(path, self._map_bytes, options)
         except lmdb.Error as error:
+            self._wal.close()
             raise damaged(error) from error
         try:
             self._env.reader_check()
             self._spaces = {name: self._env.open_db(name, create=False) for name in SPACE_NAMES}
-            self._read_all()
+            self._replay(self._read_all())
         except lmdb.Error as error:
-            self._env.close()
+            self._abandon()
             raise damaged(error) from error
         except RayQueueError:
-            self._env.close()
+            self._abandon()
             raise
         self._damaged = read_damaged(path)
 
@@ -188,10 +201,15 @@ class LmdbStore(BufferedStore):
             lock.release()
             raise
 
-    def _read_all(self) -> None:
+    def _read_all(self) -> int:
+        """Check what can be checked at once. Returns the id of the newest transaction."""
         with self._env.begin(buffers=True) as txn:
             view = View(txn, self._spaces)
-            _check_identity(view, self._path, self._group_id, self._node_id)
+            identity = _check_identity(view, self._path, self._group_id, self._node_id)
+            if self._wal.size_bytes != identity.wal_bytes:
+                raise DamagedLogError(
+                    f"the write-ahead file has {self._wal.size_bytes} bytes instead of {identity.wal_bytes}"
+                )
             stored = view.state()
             _check_log(view, stored.state)
             self._rows = RowMemory(sums=stored.sums)
@@ -202,12 +220,41 @@ class LmdbStore(BufferedStore):
             if stored.state.base_index and stored.state.base_index not in checkpoints:
                 raise DamagedLogError("the checkpoint that the log starts from is missing")
         self._load(stored.state, checkpoints)
+        return stored.txn_id
+
+    def _replay(self, txn_id: int) -> None:
+        """Take what was persisted after the newest transaction into the buffer, and into LMDB if there is space."""
+        try:
+            for ops in self._wal.replay(txn_id):
+                self._redo(ops)
+        except InvariantBrokenError as error:
+            raise DamagedLogError(f"the write-ahead file does not follow the log: {error}") from error
+        if self._ops:
+            with suppress(DiskFullError):
+                self.sync()
 
     # -- writing -----------------------------------------------------------------
 
+    def _keep(self, ops: Sequence[Op]) -> bool:
+        if self._failed is not None:
+            raise self._writing_ended()
+        data = encode_ops(ops, self._options.wal_record_bytes)
+        if data is None:
+            return False
+        try:
+            return self._wal.write(data)
+        except DiskFullError:
+            raise
+        except StorageError as error:
+            self._failed = str(error)
+            raise
+
+    def _writing_ended(self) -> StorageError:
+        return StorageError(f"writing ended after: {self._failed}", cause=self._failed)
+
     def _commit(self, ops: Sequence[Op], state: LogState) -> None:
         if self._failed is not None:
-            raise StorageError(f"writing ended after: {self._failed}", cause=self._failed)
+            raise self._writing_ended()
         payload_bytes = sum(len(op.entry.payload) for op in ops if type(op) is Append)
         appends = any(type(op) is Append for op in ops)
         while True:
@@ -225,7 +272,8 @@ class LmdbStore(BufferedStore):
         txn = self._env.begin(write=True, buffers=True)
         try:
             written = write_ops(txn, self._spaces, ops, self._rows)
-            stored = encode_state(StoredState(txn.id(), state, written.sums))
+            txn_id = txn.id()
+            stored = encode_state(StoredState(txn_id, state, written.sums))
             txn.put(STATE_KEY, encode_row(HARD, STATE_KEY, stored), db=self._spaces[HARD])
         except BaseException:
             # py-lmdb aborts once no thread is inside any call on this environment. Readers that are always inside
@@ -234,6 +282,7 @@ class LmdbStore(BufferedStore):
                 txn.abort()
             raise
         txn.commit()
+        self._wal.restart(txn_id)
         self._rows.take(written)
 
     def _write_error(self, error: lmdb.Error, payload_bytes: int) -> StorageError:
@@ -337,7 +386,7 @@ class LmdbStore(BufferedStore):
 
     def size_bytes(self) -> int:
         self._check_open()
-        return (self._path / DATA_FILE).stat().st_blocks * 512
+        return (self._path / DATA_FILE).stat().st_blocks * 512 + self._wal.size_bytes
 
     def close(self) -> None:
         """Waits ``close_wait_ms`` for running snapshots; after that the last of them closes the file."""
@@ -345,8 +394,12 @@ class LmdbStore(BufferedStore):
         self._gate.close(self._options.close_wait_ms, self._release)
 
     def _release(self) -> None:
-        self._env.close()
+        self._abandon()
         self._lock.release()
+
+    def _abandon(self) -> None:
+        self._env.close()
+        self._wal.close()
 
 
 def _round_up(size: int) -> int:
@@ -368,11 +421,12 @@ def _open_env(path: Path, map_bytes: int, options: LmdbOptions) -> lmdb.Environm
 
 
 def _write_empty(path: Path, group_id: GroupId, node_id: NodeId, options: LmdbOptions) -> None:
+    wal_bytes = Wal.create(path, options.wal_bytes)
     env = _open_env(path, _round_up(options.map_bytes), options)
     try:
         with env.begin(write=True) as txn:
             spaces: Spaces = {name: env.open_db(name, txn=txn) for name in SPACE_NAMES}
-            identity = encode_identity(group_id, node_id)
+            identity = encode_identity(group_id, node_id, wal_bytes)
             txn.put(IDENTITY_KEY, encode_row(HARD, IDENTITY_KEY, identity), db=spaces[HARD])
             sums = {table: TableSum() for table in SUMMED_TABLES}
             state = encode_state(StoredState(txn.id(), EMPTY_STATE, sums))
@@ -385,17 +439,22 @@ def _write_empty(path: Path, group_id: GroupId, node_id: NodeId, options: LmdbOp
         env.close()
 
 
-def _check_identity(view: View, path: Path, group_id: GroupId, node_id: NodeId) -> None:
+def _check_identity(view: View, path: Path, group_id: GroupId, node_id: NodeId) -> Identity:
     value = view.row(HARD, IDENTITY_KEY)
     if value is None:
         raise DamagedLogError("the store's identity is missing", path=str(path))
-    version, group, node = decode_identity(value)
-    if version != FORMAT_VERSION:
-        raise StoreIdentityError(f"{path} has format {version}, this release knows {FORMAT_VERSION}", version=version)
-    if (group, node) != (group_id, node_id):
+    found = decode_identity(value)
+    if found.version != FORMAT_VERSION:
         raise StoreIdentityError(
-            f"{path} belongs to {node} of {group}, not to {node_id} of {group_id}", node_id=node, group_id=group
+            f"{path} has format {found.version}, this release knows {FORMAT_VERSION}", version=found.version
         )
+    if (found.group_id, found.node_id) != (group_id, node_id):
+        raise StoreIdentityError(
+            f"{path} belongs to {found.node_id} of {found.group_id}, not to {node_id} of {group_id}",
+            node_id=found.node_id,
+            group_id=found.group_id,
+        )
+    return found
 
 
 def _check_log(view: View, state: LogState) -> None:

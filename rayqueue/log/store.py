@@ -7,7 +7,8 @@ engine's thread, and any number of readers.
 The promise:
 
 - Writes are buffered. ``sync()`` makes all of them durable in one synced
-  transaction, or none of them. Nothing the buffer holds may be acknowledged.
+  transaction, or none of them; ``persist()`` does so too, but may leave the
+  transaction for later. Nothing may be acknowledged before one of the two.
 - The writer's own reads see the buffer; ``snapshot()`` sees only what was
   synced, and may be used from any thread.
 - Every entry is verified against its checksum when it comes from disk. Bytes
@@ -32,6 +33,8 @@ from rayqueue.ids import GroupId, Index, NodeId, Term
 
 class Table(Enum):
     """The small tables beside the log. Keys sort as bytes."""
+
+    __hash__ = object.__hash__  # looked up for every row; Enum's own is in Python
 
     OFFSETS = b"offsets"
     """base offset (u64 big-endian) -> where that batch is."""
@@ -185,7 +188,11 @@ class LogStore(Protocol):
         """True if the buffer holds anything."""
 
     def sync(self) -> None:
-        """Make the buffer durable: one transaction, all or nothing."""
+        """Make the buffer durable: one transaction, all or nothing. Snapshots see it."""
+
+    def persist(self) -> None:
+        """Make the buffer durable, all or nothing, in whatever way is cheapest: it survives a crash as after ``sync``,
+        but may stay in the buffer (``dirty``), and snapshots may see it only after the next ``sync``."""
 
     def snapshot(self) -> AbstractContextManager[Snapshot]: ...
 

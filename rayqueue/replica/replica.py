@@ -117,6 +117,7 @@ class Replica:
         self._ended = False
         self._read_only = False
         self._maintain_at_s = 0.0
+        self._quiet_from_s = 0.0
         self._syncs = 0
         self._sync_s = 0.0
         self._published: tuple[object, ...] = ()
@@ -295,7 +296,10 @@ class Replica:
             transport.send(peer, message)
         self._note_leadership(now)
         self._finish(ready.done)
-        sync_now = store.must_sync or self._read_only or (store.dirty and not events and not had_calls)
+        if events or had_calls:
+            self._quiet_from_s = now
+        settle = store.dirty and now - self._quiet_from_s >= _IDLE_SYNC_S
+        sync_now = store.must_sync or self._read_only or settle
         if sync_now and not self._sync():
             self._publish()
             return  # what ready.late promises is not on disk
@@ -392,7 +396,10 @@ class Replica:
         started = time.perf_counter()
         after, self._after_sync = self._after_sync, []
         try:
-            self._store.sync()
+            if self._store.must_sync and not self._read_only:
+                self._store.persist()
+            else:
+                self._store.sync()
         except DiskFullError as error:
             if not self._read_only:
                 _log.error("%s is read-only: %s", self._name(), error)

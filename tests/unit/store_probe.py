@@ -1,7 +1,9 @@
 """Runs apart from the tests, because what it does may kill the process: it damages a store's file and reads it.
 
 ``python -m tests.unit.store_probe flips DIRECTORY SEED COUNT`` flips one random
-bit at a time, ``cuts DIRECTORY`` cuts the file off at many lengths. Each case
+bit at a time, ``cuts DIRECTORY`` cuts the file off at many lengths; ``wal_flips``
+and ``wal_cuts`` do the same to the write-ahead file of a store that was killed
+before its last small writes reached LMDB. Each case
 is tried in a process of its own. The last line printed is JSON: how often the
 data was right, refused (a typed error), how often LMDB ended the process, and
 the cases in which something was wrong.
@@ -27,6 +29,7 @@ from rayqueue.ids import Index, Term
 from rayqueue.log.lmdb_file import DATA_FILE
 from rayqueue.log.lmdb_store import LmdbStore
 from rayqueue.log.store import Checkpoint, Entry, HardState, LogStore, Snapshot, Table
+from rayqueue.log.wal import WAL_FILE
 from tests.unit.store_disks import GROUP, NODE, SMALL, entry
 
 RIGHT, REFUSED, WRONG = 0, 10, 20
@@ -65,6 +68,9 @@ EXPECTED_HARD = HardState(Term(7), NODE, Index(399))
 EXPECTED_CHECKPOINT = Checkpoint(Index(_BASE), Term(1), b"a,b,c", b"s" * 3000)
 
 
+_PERSISTED = 12
+
+
 def build(path: Path) -> None:
     """A store with a history: many transactions, rewritten rows, a trimmed prefix, a replaced tail."""
     store = LmdbStore.create(path, GROUP, NODE, SMALL)
@@ -92,6 +98,22 @@ def build(path: Path) -> None:
     store.set_hard(EXPECTED_HARD)
     store.sync()
     store.close()
+
+
+def persist_more(path: Path) -> None:
+    """Small writes that are only in the write-ahead file when the process ends."""
+    store = LmdbStore.open(path, GROUP, NODE, SMALL)
+    for _ in range(_PERSISTED):
+        index = store.last_index + 1
+        store.append([entry(index, 9, _small(index))])
+        store.put(Table.META, b"end", b"offset 3000")
+        store.persist()
+        assert store.dirty
+    store.close()
+
+
+def _small(index: int) -> bytes:
+    return Random(index).randbytes(1 + index * 37 % 900)
 
 
 def read_everything(store: LogStore, every: int = 1) -> bool:
@@ -167,9 +189,13 @@ def _go_on_writing(store: LogStore) -> None:
         store.sync()
 
 
-def attempt(path: Path) -> int:
+def attempt(path: Path, persisted: bool = False) -> int:
     try:
         store = LmdbStore.open(path, GROUP, NODE, SMALL)
+        if persisted:
+            _check_persisted(store)
+            store.truncate_from(Index(_LAST + 1))
+            store.sync()
         right = read_everything(store)
         try:
             _go_on_writing(store)
@@ -194,30 +220,37 @@ def attempt(path: Path) -> int:
     return RIGHT if right else REFUSED
 
 
-def in_own_process(path: Path) -> str:
+def _check_persisted(store: LogStore) -> None:
+    _same(store.last_index, _LAST + _PERSISTED, "last persisted entry")
+    for index in range(_LAST + 1, _LAST + _PERSISTED + 1):
+        _same(store.entry(Index(index)).payload, _small(index), f"persisted entry {index}")
+
+
+def in_own_process(path: Path, persisted: bool) -> str:
     sys.stdout.flush()
     child = os.fork()
     if child == 0:
         signal.alarm(20)
-        os._exit(attempt(path))
+        os._exit(attempt(path, persisted))
     _, status = os.waitpid(child, 0)
     if os.WIFSIGNALED(status):
         return signal.Signals(os.WTERMSIG(status)).name
     return {RIGHT: "right", REFUSED: "refused"}.get(os.WEXITSTATUS(status), "wrong")
 
 
-def run(directory: Path, damages: Iterable[tuple[str, Callable[[bytearray], bytearray]]]) -> None:
+def run(directory: Path, damages: Iterable[tuple[str, Callable[[bytearray], bytearray]]], file: str) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    origin, image = directory / "origin", directory / "image"
-    build(origin)
-    data = (origin / DATA_FILE).read_bytes()
+    origin, image = directory / "sized", directory / "image"
+    data = (origin / file).read_bytes()
     outcomes: Counter[str] = Counter()
     wrong: list[str] = []
     for name, damage in damages:
         shutil.rmtree(image, ignore_errors=True)
         image.mkdir()
-        (image / DATA_FILE).write_bytes(damage(bytearray(data)))
-        outcome = in_own_process(image)
+        for other in (DATA_FILE, WAL_FILE):
+            shutil.copy(origin / other, image / other)
+        (image / file).write_bytes(damage(bytearray(data)))
+        outcome = in_own_process(image, file == WAL_FILE)
         outcomes[outcome] += 1
         if outcome == "wrong":
             wrong.append(name)
@@ -227,7 +260,7 @@ def run(directory: Path, damages: Iterable[tuple[str, Callable[[bytearray], byte
 def flips(size: int, seed: int, count: int) -> Iterable[tuple[str, Callable[[bytearray], bytearray]]]:
     rng = Random(seed)
     for number in range(count):
-        # A quarter goes where it hurts most, into the meta pages.
+        # A quarter goes where it hurts most: into the meta pages, or among the records.
         position = rng.randrange(8 * 8192) if number % 4 == 0 else rng.randrange(8 * size)
 
         def damage(data: bytearray, position: int = position) -> bytearray:
@@ -260,11 +293,15 @@ def cuts(size: int) -> Iterable[tuple[str, Callable[[bytearray], bytearray]]]:
 def main() -> None:
     kind, directory = sys.argv[1], Path(sys.argv[2])
     build(directory / "sized")
-    size = (directory / "sized" / DATA_FILE).stat().st_size
-    if kind == "flips":
-        run(directory, flips(size, int(sys.argv[3]), int(sys.argv[4])))
+    file = DATA_FILE
+    if kind.startswith("wal_"):
+        file = WAL_FILE
+        persist_more(directory / "sized")
+    size = (directory / "sized" / file).stat().st_size
+    if kind.endswith("flips"):
+        run(directory, flips(size, int(sys.argv[3]), int(sys.argv[4])), file)
     else:
-        run(directory, cuts(size))
+        run(directory, cuts(size), file)
 
 
 if __name__ == "__main__":

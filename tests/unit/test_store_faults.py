@@ -82,6 +82,17 @@ def test_a_file_that_was_cut_off_is_never_believed(fast_directory: Path) -> None
     assert outcomes["refused"] >= 8
 
 
+def test_no_flipped_bit_in_the_write_ahead_file_is_served_or_taken_for_a_torn_write(fast_directory: Path) -> None:
+    """Each flip is in what was promised, or in what was never written. Both are noticed, and nothing is forgotten."""
+    outcomes = probe("wal_flips", str(fast_directory), "2", "150")
+    assert outcomes == {"refused": 150}
+
+
+def test_a_write_ahead_file_that_was_cut_off_is_never_believed(fast_directory: Path) -> None:
+    outcomes = probe("wal_cuts", str(fast_directory))
+    assert set(outcomes) == {"refused"}
+
+
 @pytest.mark.parametrize("length", [0, 1, 100, 4096, 8191])
 def test_a_file_without_both_meta_pages_is_damaged(tmp_path: Path, length: int) -> None:
     LmdbStore.create(tmp_path / "r", GROUP, NODE, SMALL).close()

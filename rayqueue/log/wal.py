@@ -1,0 +1,269 @@
+"""Where small writes become durable first: a file of fixed size, written ahead of LMDB.
+
+A synced LMDB transaction copies every page it touches and waits for the disk
+twice, however little changed. A small one is therefore written here first, by
+one write that waits for the disk once; LMDB gets many of them at a time.
+
+The file is a row of sectors, all written when it was made, so that writing
+one changes no metadata. A record is a run of whole sectors:
+
+    u32 crc         of the rest of the sector
+    u64 base        the LMDB transaction that the record follows
+    u32 sequence    the record's place among those that follow it
+    u16 part, u16 parts, u16 used
+        data        the operations, with a crc of their own in front
+
+Records are written one after the other, each durable before the next begins.
+A new LMDB transaction makes all of them outdated, since their base is not the
+newest any more; then the file is written from its start again. Nothing is
+erased.
+
+What a crash leaves: records whose base is LMDB's newest transaction are
+replayed, up to the first that is not whole. A disk writes a sector completely
+or not at all, so a record that was cut off by a power loss consists of intact
+sectors, old and new ones. A sector that fails its own checksum was damaged
+later, and so was a record that is missing before another one: both are
+``DamagedLogError``. Nothing that was promised is taken for torn.
+
+Owns the file and its format. Knows nothing of the log's rules.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from struct import Struct, error
+
+from rayqueue.errors import DamagedLogError, DiskFullError, StorageError
+from rayqueue.ids import Index, NodeId, Term
+from rayqueue.log.lmdb_file import FULL_ERRNOS
+from rayqueue.log.ops import Append, Delete, Op, Put, SetApplied, SetHard
+from rayqueue.log.store import Entry, HardState, Table
+from rayqueue.records.checksum import crc32c, entry_crc
+
+WAL_FILE = "WAL"
+SECTOR_BYTES = 512
+
+_CRC = Struct("<I")
+_SECTOR = Struct("<QIHHH")  # base, sequence, part, parts, used; after the crc
+_DATA_BYTES = SECTOR_BYTES - _CRC.size - _SECTOR.size
+_BLANK = bytes(SECTOR_BYTES)
+
+_APPEND, _SET_HARD, _SET_APPLIED, _PUT, _DELETE = range(1, 6)
+_APPEND_HEAD = Struct("<BQQII")  # tag, index, term, crc, payload bytes
+_SET_HARD_HEAD = Struct("<BQQHB")  # tag, term, commit, bytes of the vote, whether there is one
+_SET_APPLIED_HEAD = Struct("<BQ")  # tag, index
+_PUT_HEAD = Struct("<BBHI")  # tag, table, key bytes, value bytes
+_DELETE_HEAD = Struct("<BBH")  # tag, table, key bytes
+
+# The place in this list is what is stored. Append to it; never change the order.
+_TABLES = (Table.OFFSETS, Table.LANES, Table.PRODUCERS, Table.GROUPS, Table.MEMBERS, Table.META)
+_TABLE_NUMBERS = {table: number for number, table in enumerate(_TABLES)}
+
+
+class Wal:
+    """The open file. ``restart`` says which LMDB transaction the next records follow."""
+
+    def __init__(self, directory: Path) -> None:
+        self._path = directory / WAL_FILE
+        try:
+            # O_DSYNC: the write returns when the bytes are on the disk.
+            self._fd = os.open(self._path, os.O_RDWR | os.O_DSYNC | os.O_CLOEXEC)
+        except FileNotFoundError:
+            raise DamagedLogError(f"{self._path} is missing", path=str(self._path)) from None
+        self.size_bytes = os.fstat(self._fd).st_size
+        self._base = 0
+        self._sequence = 0
+        self._at = 0
+
+    @staticmethod
+    def create(directory: Path, size_bytes: int) -> int:
+        """Zeros, really written: a file with holes would need its metadata synced later. Returns its size."""
+        size_bytes = max(1, size_bytes // SECTOR_BYTES) * SECTOR_BYTES
+        try:
+            with (directory / WAL_FILE).open("wb") as file:
+                file.write(bytes(size_bytes))
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as failure:
+            if failure.errno in FULL_ERRNOS:
+                raise DiskFullError(f"no space for a new store at {directory}", path=str(directory)) from failure
+            raise
+        return size_bytes
+
+    def restart(self, base: int) -> None:
+        """LMDB has it all, as of transaction ``base``."""
+        self._base, self._sequence, self._at = base, 0, 0
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+    # -- writing ---------------------------------------------------------------------
+
+    def write(self, data: bytes) -> bool:
+        """Make a record durable. False if there is no room; it is not written then.
+
+        ``DiskFullError``, which a file system that never overwrites in place may give, leaves the file as it was
+        for the reader. Any other failure leaves the end of the file unknown: ``StorageError``, and no more writes.
+        """
+        content = _CRC.pack(crc32c(data)) + data
+        parts = -(-len(content) // _DATA_BYTES)
+        end = self._at + parts * SECTOR_BYTES
+        if end > self.size_bytes:
+            return False
+        sectors = []
+        for part in range(parts):
+            piece = content[part * _DATA_BYTES : (part + 1) * _DATA_BYTES]
+            used = len(piece)
+            body = _SECTOR.pack(self._base, self._sequence, part, parts, used) + piece
+            if used < _DATA_BYTES:
+                body = body.ljust(SECTOR_BYTES - _CRC.size, b"\0")
+            sectors.append(_CRC.pack(crc32c(body)))
+            sectors.append(body)
+        try:
+            written = os.pwrite(self._fd, b"".join(sectors), self._at)
+        except OSError as failure:
+            if failure.errno in FULL_ERRNOS:
+                raise DiskFullError(f"no space to write {self._path}", path=str(self._path)) from failure
+            raise StorageError(f"{self._path} cannot be written: {failure}", cause=str(failure)) from failure
+        if written != end - self._at:
+            raise StorageError(f"{self._path} took {written} bytes of {end - self._at}", cause="short write")
+        self._at = end
+        self._sequence += 1
+        return True
+
+    # -- reading ---------------------------------------------------------------------
+
+    def replay(self, base: int) -> Iterator[list[Op]]:
+        """The records that follow LMDB's transaction ``base``, in order. What is written next follows them."""
+        self.restart(base)
+        file = os.pread(self._fd, self.size_bytes, 0)
+        if len(file) != self.size_bytes:
+            raise DamagedLogError(f"{self._path} ends after {len(file)} bytes", path=str(self._path))
+        sectors = [self._read(file, at) for at in range(0, len(file), SECTOR_BYTES)]
+        for base_found, sequence, *_ in sectors:
+            if base_found > base:
+                raise DamagedLogError(
+                    f"{self._path} follows transaction {base_found}, but the newest is {base}", sequence=sequence
+                )
+        while (data := self._record(sectors)) is not None:
+            yield decode_ops(data)
+        beyond = [sequence for found, sequence, *_ in sectors if found == base and sequence > self._sequence]
+        if beyond:
+            raise DamagedLogError(f"{self._path} has record {min(beyond)}, but not record {self._sequence}")
+
+    def _read(self, file: bytes, at: int) -> tuple[int, int, int, int, bytes]:
+        """Base, sequence, part, parts, data of one sector; all zero for one that was never written."""
+        sector = file[at : at + SECTOR_BYTES]
+        if sector == _BLANK:
+            return 0, 0, 0, 0, b""
+        if crc32c(sector[_CRC.size :]) != _CRC.unpack_from(sector)[0]:
+            raise DamagedLogError(f"{self._path} does not match its checksum at byte {at}", path=str(self._path))
+        base, sequence, part, parts, used = _SECTOR.unpack_from(sector, _CRC.size)
+        start = SECTOR_BYTES - _DATA_BYTES
+        return base, sequence, part, parts, sector[start : start + used]
+
+    def _record(self, sectors: Sequence[tuple[int, int, int, int, bytes]]) -> bytes | None:
+        """The next record, if it is whole; moves past it."""
+        first = self._at // SECTOR_BYTES
+        if first == len(sectors):
+            return None
+        parts = sectors[first][3]
+        found = sectors[first : first + parts]
+        wanted = [(self._base, self._sequence, part, parts) for part in range(parts)]
+        if not parts or [sector[:4] for sector in found] != wanted:
+            return None
+        content = b"".join(sector[4] for sector in found)
+        data = content[_CRC.size :]
+        if len(content) < _CRC.size or crc32c(data) != _CRC.unpack_from(content)[0]:
+            return None  # parts of two attempts, neither of which was finished
+        self._at += parts * SECTOR_BYTES
+        self._sequence += 1
+        return data
+
+
+# -- operations as bytes -----------------------------------------------------------------
+
+
+def encode_ops(ops: Sequence[Op], max_bytes: int) -> bytes | None:
+    """The operations, or None if one of them is not for here or they are too many."""
+    pieces: list[bytes] = []
+    rows: dict[tuple[Table, bytes], bytes | None] = {}
+    last: dict[int, bytes] = {}
+    size = 0
+    for op in ops:
+        kind = type(op)
+        if kind is Append:
+            entry = op.entry  # type: ignore[union-attr]
+            payload = entry.payload
+            size += len(payload)
+            pieces.append(_APPEND_HEAD.pack(_APPEND, entry.index, entry.term, entry.crc, len(payload)))
+            pieces.append(payload)
+        elif kind is Put:
+            rows[op.table, op.key] = op.value  # type: ignore[union-attr]
+            size += len(op.value)  # type: ignore[union-attr]
+        elif kind is SetApplied:
+            last[_SET_APPLIED] = _SET_APPLIED_HEAD.pack(_SET_APPLIED, op.applied)  # type: ignore[union-attr]
+        elif kind is SetHard:
+            last[_SET_HARD] = _encode_hard(op.hard)  # type: ignore[union-attr]
+        elif kind is Delete:
+            rows[op.table, op.key] = None  # type: ignore[union-attr]
+        else:
+            return None
+        if size > max_bytes:
+            return None
+    # Entries first: what is applied must be in the log. Of a row, only the last version counts.
+    pieces += last.values()
+    for (table, key), value in rows.items():
+        if value is None:
+            pieces += (_DELETE_HEAD.pack(_DELETE, _TABLE_NUMBERS[table], len(key)), key)
+        else:
+            pieces += (_PUT_HEAD.pack(_PUT, _TABLE_NUMBERS[table], len(key), len(value)), key, value)
+    return b"".join(pieces)
+
+
+def _encode_hard(hard: HardState) -> bytes:
+    vote = b"" if hard.voted_for is None else hard.voted_for.encode()
+    return _SET_HARD_HEAD.pack(_SET_HARD, hard.term, hard.commit, len(vote), hard.voted_for is not None) + vote
+
+
+def decode_ops(data: bytes) -> list[Op]:
+    """The operations of one record. Entries are verified."""
+    ops: list[Op] = []
+    at = 0
+
+    def take(size: int) -> bytes:
+        nonlocal at
+        piece = data[at : at + size]
+        if len(piece) != size:
+            raise DamagedLogError("a record of the write-ahead file is cut off")
+        at += size
+        return piece
+
+    try:
+        while at < len(data):
+            match data[at]:
+                case 1:
+                    _, index, term, crc, size = _APPEND_HEAD.unpack(take(_APPEND_HEAD.size))
+                    payload = take(size)
+                    if entry_crc(index, term, payload) != crc:
+                        raise DamagedLogError(f"entry {index} does not match its checksum", index=index)
+                    ops.append(Append(Entry(Index(index), Term(term), payload, crc)))
+                case 2:
+                    _, term, commit, size, voted = _SET_HARD_HEAD.unpack(take(_SET_HARD_HEAD.size))
+                    vote = take(size).decode()
+                    ops.append(SetHard(HardState(Term(term), NodeId(vote) if voted else None, Index(commit))))
+                case 3:
+                    ops.append(SetApplied(Index(_SET_APPLIED_HEAD.unpack(take(_SET_APPLIED_HEAD.size))[1])))
+                case 4:
+                    _, table, key_bytes, value_bytes = _PUT_HEAD.unpack(take(_PUT_HEAD.size))
+                    ops.append(Put(_TABLES[table], take(key_bytes), take(value_bytes)))
+                case 5:
+                    _, table, key_bytes = _DELETE_HEAD.unpack(take(_DELETE_HEAD.size))
+                    ops.append(Delete(_TABLES[table], take(key_bytes)))
+                case tag:
+                    raise DamagedLogError(f"a record of the write-ahead file holds an operation {tag}")
+    except (error, IndexError, UnicodeDecodeError) as failure:
+        raise DamagedLogError(f"a record of the write-ahead file cannot be read: {failure}") from failure
+    return ops
