@@ -31,8 +31,13 @@ class Commits:
         route = await self._routes.partition(feed.partition)
         position: Position = await route.call(Commit(group=self.group, generation=feed.generation, offsets={}))
         if pin and not position.pinned:
-            await route.call(Pin(group=self.group))
+            await self.pin(feed.partition)
         return position
+
+    async def pin(self, partition: TopicPartition) -> None:
+        """Let retention wait for this group."""
+        route = await self._routes.partition(partition)
+        await route.call(Pin(group=self.group))
 
     async def position(self, partition: TopicPartition) -> Position | None:
         route = await self._routes.partition(partition)

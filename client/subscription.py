@@ -52,9 +52,10 @@ class Change(NamedTuple):
 class Reading:
     """A batch that is handed out record by record. ``index``: how many of its records the application has seen."""
 
-    __slots__ = ("chunk", "epoch", "feed", "index", "lane", "records")
+    __slots__ = ("chunk", "epoch", "feed", "index", "lane", "records", "stamp")
 
-    def __init__(self, feed: Feed, lane: Lane, chunk: Chunk, records: list[Record]) -> None:
+    def __init__(self, feed: Feed, lane: Lane, chunk: Chunk, records: list[Record], stamp: int) -> None:
+        self.stamp = stamp
         self.feed = feed
         self.lane = lane
         self.chunk = chunk
@@ -78,6 +79,8 @@ class Subscription:
         """Called, in the I/O thread, when there is something new for the application."""
         self.on_room: Callable[[], None] = _nothing
         """Called, in the application's thread, when fetches that were held back may go."""
+        self.forfeited: set[TopicPartition] = set()
+        """Partitions that were lost with something that was handed out and not committed."""
         self._settings = settings
         self._ready: list[deque[Feed]] = []
         self._handed: list[Lane] = []
@@ -114,8 +117,11 @@ class Subscription:
 
     def announce(self, kind: ChangeKind, feeds: Iterable[Feed]) -> None:
         with self.lock:
-            self.changes.append(Change(kind, tuple(feeds)))
+            change = Change(kind, tuple(feeds))
+            self.changes.append(change)
             self.stamp += 1
+            if kind is ChangeKind.LOST:
+                self.forfeited.update(feed.partition for feed in change.feeds if feed.due() is not None)
         self.on_data()
 
     # -- the I/O thread: fetching --------------------------------------------------------
@@ -247,7 +253,8 @@ class Subscription:
             if found is None:
                 return None
             feed, lane, chunk = found
-            self._reading = Reading(feed, lane, chunk, chunk.records(feed.partition.topic, feed.partition.partition))
+            records = chunk.records(feed.partition.topic, feed.partition.partition)
+            self._reading = Reading(feed, lane, chunk, records, self.stamp)
             return self._reading
 
     @property
@@ -295,6 +302,22 @@ class Subscription:
                 for feed in self.feeds.values() if feeds is None else feeds:
                     for lane in feed.lanes:
                         lane.acks.ack_before(lane.position)
+
+    def next_change(self) -> Change | None:
+        """What the application is to be told next."""
+        with self.lock:
+            if not self.changes:
+                return None
+            kind, feeds = self.changes.popleft()
+            while self.changes and self.changes[0].kind is kind is ChangeKind.ASSIGNED:
+                feeds += self.changes.popleft().feeds
+            return Change(kind, feeds)
+
+    def interrupt(self) -> None:
+        """Whoever reads record by record is to look up."""
+        with self.lock:
+            self.stamp += 1
+        self.on_data()
 
     # -- the application: steering -----------------------------------------------------------
 

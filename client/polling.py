@@ -1,0 +1,229 @@
+"""How a consumer polls: what every kind of it does, written once for threads and coroutines.
+
+A poll tells the listener what has changed, raises what went wrong, and takes
+what waits in memory; only if nothing does it waits. The waiting itself is left
+to whoever drives it (``rayqueue.client.turn``).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Container, Generator, Iterable, Iterator, Sequence
+from typing import Any, Protocol, TypeVar
+
+from rayqueue.client.consuming import Consuming
+from rayqueue.client.feed import Feed
+from rayqueue.client.io import IoThread
+from rayqueue.client.positions import Chunk
+from rayqueue.client.subscription import Change, ChangeKind, Reading
+from rayqueue.client.turn import Steps
+from rayqueue.config import ConsumerSettings
+from rayqueue.errors import ClosedError, InvalidInputError, RayQueueError, StaleGenerationError
+from rayqueue.protocol.topics import TopicPartition
+from rayqueue.records import Record
+
+_T = TypeVar("_T")
+
+Block = Reading | list[Record]
+"""What an iteration hands out record by record."""
+
+
+class Listener(Protocol):
+    """Told of each change of what a consumer reads. Methods may be coroutines if the consumer is polled by one."""
+
+    def assigned(self, partitions: Sequence[TopicPartition]) -> Any:
+        """These are read from now on. The place to ``seek``."""
+
+    def revoked(self, partitions: Sequence[TopicPartition]) -> Any:
+        """These are about to go to another member. The place to finish and ``commit``."""
+
+    def lost(self, partitions: Sequence[TopicPartition]) -> Any:
+        """These went, and may be read by another member already: a commit would be refused."""
+
+
+class Polling:
+    """The application's side of a ``Consuming``."""
+
+    def __init__(self, io: IoThread, core: Consuming, settings: ConsumerSettings, listener: Listener | None) -> None:
+        self.closing = False
+        self.woken = False
+        self._io = io
+        self._core = core
+        self._sub = core.subscription
+        self._options = core.options
+        self._settings = settings
+        self._listener = listener
+
+    # -- kinds of polls ----------------------------------------------------------------------
+
+    def records(self, max_records: int | None, timeout_s: float) -> Steps[list[Record] | None]:
+        most = self.most(max_records)
+        return self._polling(lambda: self._take_records(most), timeout_s)
+
+    def parts(self, max_records: int | None, timeout_s: float) -> Steps[list[Any] | None]:
+        """``consumer_arrow.Part``s."""
+        return self._polling(self._parts_of(max_records), timeout_s)
+
+    def block(self, timeout_s: float) -> Steps[Block | None]:
+        return self._polling(self._block, timeout_s)
+
+    def _block(self) -> Block | None:
+        if self._options.delivery == "at_most_once":
+            return self._take_records(self._settings.max_poll_records)
+        return self._sub.read()
+
+    def each(self, block: Block | None) -> Iterator[Record]:
+        if block is None:
+            return
+        if isinstance(block, list):
+            yield from block
+            return
+        records, sub, stamp = block.records, self._sub, block.stamp
+        for index in range(block.index, len(records)):
+            if sub.stamp != stamp:
+                return  # something is more urgent, or this is not to be read any more
+            block.index = index + 1
+            yield records[index]
+
+    def _take_records(self, most: int) -> list[Record] | None:
+        found: list[Record] = []
+        while len(found) < most:
+            try:
+                taken = self._sub.take(most - len(found), _records)
+            except RayQueueError:
+                if not found:
+                    raise
+                break  # a damaged batch: first what is before it
+            if taken is None:
+                break
+            found = found + taken[1] if found else taken[1]
+        return found or None
+
+    def _parts_of(self, max_records: int | None) -> Callable[[], list[Any] | None]:
+        from rayqueue.client import consumer_arrow as arrow
+
+        most = None if max_records is None else self.most(max_records)
+        budget_bytes = self._settings.fetch_bytes
+
+        def take() -> list[Any] | None:
+            parts: list[Any] = []
+            count = size_bytes = 0
+            while size_bytes < budget_bytes and (most is None or count < most):
+                try:
+                    taken = self._sub.take(2**31 if most is None else most - count, arrow.part)
+                except RayQueueError:
+                    if not parts:
+                        raise
+                    break
+                if taken is None:
+                    break
+                parts.append(taken[1])
+                count += taken[0]
+                size_bytes += taken[1].size_bytes
+            return parts or None
+
+        return take
+
+    def most(self, max_records: int | None) -> int:
+        if max_records is None:
+            return self._settings.max_poll_records
+        if max_records < 1:
+            raise InvalidInputError(f"max_records must be at least 1, not {max_records}")
+        return max_records
+
+    def _polling(self, take: Callable[[], _T | None], timeout_s: float) -> Steps[_T | None]:
+        """What every kind of poll does, with the waiting left to whoever drives it."""
+        core, sub = self._core, self._sub
+        now_s = time.monotonic()
+        deadline_s = now_s + timeout_s
+        sub.asked_for_more()
+        core.activity.polled_s = now_s
+        core.activity.polling = True
+        try:
+            if not core.started:
+                yield self._io.run(core.start())
+            elif core.away:
+                core.polled()
+            while True:
+                if self.closing:
+                    raise ClosedError("this consumer was closed")
+                change = sub.next_change() if sub.changes else None
+                while change is not None:
+                    yield from self._tell(change)
+                    change = sub.next_change()
+                error = core.error or sub.error()
+                if error is not None:
+                    raise error
+                taken = take()
+                if taken is not None and self._options.delivery == "at_most_once":
+                    taken = yield from self._commit_first(taken)
+                left_s = deadline_s - time.monotonic()
+                if taken is not None or left_s <= 0 or self.woken:
+                    self.woken = False
+                    return taken
+                yield left_s
+        finally:
+            core.activity.polled_s = time.monotonic()
+            core.activity.polling = False
+
+    def _commit_first(self, taken: _T) -> Steps[_T | None]:
+        """At most once: nobody gets these records again, so hand them out only once that is certain."""
+        self._sub.ack_handed()
+        errors: list[RayQueueError] = yield self._io.run(self._core.commit_due())
+        if not errors:
+            return taken
+        if all(isinstance(error, StaleGenerationError) for error in errors):
+            ours: _T | None = _still_read(taken, self._sub.feeds)  # another member has the others
+            return ours
+        raise errors[0]
+
+    # -- rebalancing -----------------------------------------------------------------------
+
+    def _tell(self, change: Change) -> Steps[None]:
+        """Tell the listener, and do what has to be done around it."""
+        core, sub, listener = self._core, self._sub, self._listener
+        if change.kind is ChangeKind.ASSIGNED:
+            feeds = [feed for feed in change.feeds if not feed.letting_go]
+            try:
+                if feeds and listener is not None:
+                    yield from calling(listener.assigned(names_of(feeds)))
+            finally:
+                sub.show(feeds)
+        elif change.kind is ChangeKind.REVOKED:
+            feeds = [feed for feed in change.feeds if sub.feeds.get(feed.partition) is feed]
+            try:
+                if self._options.auto_commit:
+                    sub.ack_handed(feeds)
+                    yield self._io.run(core.commit_due(feeds))
+                if feeds and listener is not None:
+                    yield from calling(listener.revoked(names_of(feeds)))
+            finally:
+                core.released(feeds)
+        else:
+            sub.forfeited.clear()
+            feeds = [feed for feed in change.feeds if feed.shown]
+            if feeds and listener is not None:
+                yield from calling(listener.lost(names_of(feeds)))
+
+
+def _records(feed: Feed, chunk: Chunk, start: int, stop: int) -> list[Record]:
+    records = chunk.records(feed.partition.topic, feed.partition.partition)
+    if start == chunk.base and stop == chunk.end:
+        return records
+    return records[start - chunk.base : stop - chunk.base]
+
+
+def calling(returned: Any) -> Generator[Any, Any, None]:
+    """A listener's method was called; if it is a coroutine, it is to be awaited."""
+    if asyncio.iscoroutine(returned):
+        yield returned
+
+
+def names_of(feeds: Iterable[Feed]) -> list[TopicPartition]:
+    return sorted(feed.partition for feed in feeds)
+
+
+def _still_read(taken: Any, feeds: Container[TopicPartition]) -> Any:
+    """Of records, or parts of tables, those of partitions that were not lost."""
+    return [each for each in taken if TopicPartition(each.topic, each.partition) in feeds] or None
