@@ -1,10 +1,69 @@
 """RayQueue: a fault-tolerant, Kafka-like message queue made of Ray actors.
 
-Importing this package is cheap: it loads neither Ray nor Arrow.
+    import rayqueue
+
+    rq = rayqueue.connect()
+
+Importing this package is cheap: it loads neither Ray nor Arrow. What is named
+here is loaded when it is first used.
 """
 
 from __future__ import annotations
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rayqueue import errors as errors
+    from rayqueue.client.connection import RayQueue as RayQueue
+    from rayqueue.client.connection import connect as connect
+    from rayqueue.client.connection import connect_async as connect_async
+    from rayqueue.client.consumer import Consumer as Consumer
+    from rayqueue.client.delivery import RecordMetadata as RecordMetadata
+    from rayqueue.client.producer import Producer as Producer
+    from rayqueue.config import Settings as Settings
+    from rayqueue.protocol.topics import TopicPartition as TopicPartition
+    from rayqueue.records import Record as Record
+
 __version__ = "0.1.0.dev0"
 
-__all__ = ["__version__"]
+_WHERE = {
+    "Consumer": "rayqueue.client.consumer",
+    "Producer": "rayqueue.client.producer",
+    "RayQueue": "rayqueue.client.connection",
+    "Record": "rayqueue.records",
+    "RecordMetadata": "rayqueue.client.delivery",
+    "Settings": "rayqueue.config",
+    "TopicPartition": "rayqueue.protocol.topics",
+    "connect": "rayqueue.client.connection",
+    "connect_async": "rayqueue.client.connection",
+}
+
+__all__ = [  # names that __getattr__ finds
+    "Consumer",
+    "Producer",
+    "RayQueue",
+    "Record",
+    "RecordMetadata",
+    "Settings",
+    "TopicPartition",
+    "__version__",
+    "connect",
+    "connect_async",
+    "errors",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "errors":
+        return import_module("rayqueue.errors")
+    try:
+        module = _WHERE[name]
+    except KeyError:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}") from None
+    found = globals()[name] = getattr(import_module(module), name)
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,352 @@
+"""Topics, groups and brokers, for people and programs that look after them.
+
+Each function asks the coordinator, and where it tells how things are now, the
+replicas too. The answers are values: nothing in them changes later. Names and
+settings are checked here, before anything is sent, and again by the coordinator.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import msgspec
+import ray
+from ray.exceptions import RayError
+
+from rayqueue.actors.names import actor_name
+from rayqueue.client.calls import typed
+from rayqueue.errors import ClusterStartError, InvalidInputError, RayQueueError, UnknownGroupError
+from rayqueue.ids import GroupId, NodeId
+from rayqueue.protocol.calls import (
+    AlterTopic,
+    Call,
+    CreateTopic,
+    DeleteGroup,
+    DeleteTopic,
+    DescribeGroup,
+    ForgetGroup,
+    GetLag,
+    GetPosition,
+    GetTopics,
+    GroupInfo,
+    ListGroups,
+    MemberInfo,
+)
+from rayqueue.protocol.topics import PartitionInfo, TopicInfo, TopicPartition, TopicSettings, check_name
+
+if TYPE_CHECKING:
+    from rayqueue.client.connection import RayQueue
+    from rayqueue.client.router import ClusterRoutes
+
+_T = TypeVar("_T")
+
+Progress = Callable[[int, int], None]
+"""Told how many partitions have a leader, of how many. Called in another thread than the caller's."""
+
+_STATUS_TIMEOUT_S = 2.0
+_AT_ONCE = 64
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaDescription:
+    node: str
+    broker: str
+    role: str
+    """``leader``, ``follower``, ``learner``, or ``absent`` if it does not answer."""
+    high_watermark: int | None
+    size_bytes: int | None
+    problem: str | None
+    """Why it does not serve, such as a disk that was lost."""
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionDescription:
+    number: int
+    leader: str | None
+    """The broker of the replica that leads."""
+    term: int
+    start_offset: int
+    end_offset: int
+    size_bytes: int
+    replicas: tuple[ReplicaDescription, ...]
+
+    @property
+    def in_sync(self) -> int:
+        """Replicas that answer and are no further behind than a moment."""
+        return sum(replica.problem is None for replica in self.replicas)
+
+
+@dataclass(frozen=True, slots=True)
+class TopicDescription:
+    name: str
+    topic_id: int
+    settings: TopicSettings
+    partitions: tuple[PartitionDescription, ...]
+
+    @property
+    def records(self) -> int:
+        return sum(partition.end_offset - partition.start_offset for partition in self.partitions)
+
+    @property
+    def size_bytes(self) -> int:
+        """Of one copy of each partition."""
+        return sum(partition.size_bytes for partition in self.partitions)
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionLag:
+    topic: str
+    partition: int
+    member: str | None
+    """Who reads it now."""
+    committed: Mapping[int, int]
+    """Lane to the next offset; empty if nothing was committed yet."""
+    lag: int
+    pinned: bool
+
+
+@dataclass(frozen=True, slots=True)
+class GroupDescription:
+    group: str
+    generation: int
+    assignor: str
+    state: str
+    members: tuple[MemberInfo, ...]
+    partitions: tuple[PartitionLag, ...]
+
+    @property
+    def lag(self) -> int:
+        return sum(partition.lag for partition in self.partitions)
+
+
+# -- topics -----------------------------------------------------------------------------------------
+
+
+def create_topic(
+    rq: RayQueue,
+    name: str,
+    settings: Mapping[str, Any],
+    *,
+    if_missing: bool,
+    wait: bool,
+    on_progress: Progress | None,
+) -> TopicInfo:
+    call = CreateTopic(
+        name=check_name("topic", name),
+        settings=_topic_settings(settings),
+        if_missing=if_missing,
+        attempt=uuid.uuid4().hex,
+    )
+    info: TopicInfo = _ask(rq, call)
+    if wait:
+        rq.io.call(_wait_for_leaders(rq, info, info.partitions, on_progress))
+    return info
+
+
+def topics(rq: RayQueue) -> list[TopicInfo]:
+    return sorted(_ask(rq, GetTopics()).topics, key=lambda info: info.name)
+
+
+def topic(rq: RayQueue, name: str) -> TopicDescription:
+    check_name("topic", name)
+    info = rq.io.call(rq.routes.topic(name, refresh=True))
+    statuses = _statuses(rq, info)
+    return TopicDescription(
+        info.name,
+        info.topic_id,
+        info.settings,
+        tuple(_described(partition, statuses) for partition in info.partitions),
+    )
+
+
+def alter_topic(
+    rq: RayQueue, name: str, changes: Mapping[str, Any], *, wait: bool, on_progress: Progress | None
+) -> TopicInfo:
+    check_name("topic", name)
+    before = rq.io.call(rq.routes.topic(name, refresh=True))
+    before.settings.changed(**changes)  # says what is wrong without a round trip; the coordinator decides
+    info: TopicInfo = _ask(rq, AlterTopic(name=name, changes=dict(changes)))
+    if wait:
+        known = {partition.number for partition in before.partitions}
+        new = [partition for partition in info.partitions if partition.number not in known]
+        rq.io.call(_wait_for_leaders(rq, info, new, on_progress))
+    return info
+
+
+def delete_topic(rq: RayQueue, name: str) -> bool:
+    return _ask(rq, DeleteTopic(name=check_name("topic", name)))  # type: ignore[no-any-return]
+
+
+def _topic_settings(settings: Mapping[str, Any]) -> TopicSettings:
+    known = TopicSettings.__struct_fields__
+    for key in settings:
+        if key not in known:
+            raise InvalidInputError(f"a topic has no setting {key!r}; there are {', '.join(known)}", key=key)
+    return TopicSettings(**settings).check()
+
+
+async def _wait_for_leaders(
+    rq: RayQueue, info: TopicInfo, partitions: Sequence[PartitionInfo], on_progress: Progress | None
+) -> None:
+    """Until each has a leader, that this process is then connected with."""
+    routes = rq.routes
+    await routes.topic(info.name, refresh=True)
+    deadline_s = time.monotonic() + rq.settings.cluster.start_timeout_ms / 1000
+    led: set[int] = set()
+
+    async def lead(partition: PartitionInfo) -> None:
+        route = await routes.partition(TopicPartition(info.name, partition.number))
+        while True:
+            try:
+                await route.leader()
+                break
+            except RayQueueError as error:
+                if not error.retriable or time.monotonic() > deadline_s:
+                    raise ClusterStartError(
+                        f"partition {info.name}-{partition.number} has no leader: {error}",
+                        missing=sorted({replica.broker for replica in partition.replicas}),
+                    ) from error
+        led.add(partition.number)
+        if on_progress is not None:
+            on_progress(len(led), len(partitions))
+
+    await _all(map(lead, partitions))
+
+
+def _statuses(rq: RayQueue, info: TopicInfo) -> dict[tuple[str, str], Any]:
+    """What every replica says of itself now: a ``Status``, or why there is none. One Ray call each."""
+    found: dict[tuple[str, str], Any] = {}
+    asked: dict[Any, tuple[str, str]] = {}
+    for partition in info.partitions:
+        for replica in partition.replicas:
+            key = (partition.group_id, replica.node)
+            name = actor_name(GroupId(partition.group_id), NodeId(replica.node))
+            try:
+                asked[ray.get_actor(name, rq.namespace).status.remote()] = key
+            except ValueError:
+                found[key] = RayQueueError("has no actor now: its broker is away, or it is being started")
+    ready, late = ray.wait(list(asked), num_returns=len(asked), timeout=_STATUS_TIMEOUT_S) if asked else ([], [])
+    for ref in late:
+        found[asked[ref]] = RayQueueError("does not answer")
+    for ref in ready:
+        try:
+            found[asked[ref]] = ray.get(ref)
+        except (RayError, RayQueueError) as error:
+            found[asked[ref]] = typed(error, asked[ref][1])
+    return found
+
+
+def _described(partition: PartitionInfo, statuses: Mapping[tuple[str, str], Any]) -> PartitionDescription:
+    replicas: list[ReplicaDescription] = []
+    leader, newest = None, None
+    for replica in partition.replicas:
+        told = statuses[partition.group_id, replica.node]
+        if isinstance(told, Exception):
+            replicas.append(ReplicaDescription(replica.node, replica.broker, "absent", None, None, str(told)))
+            continue
+        problem = told.damaged or ("the disk is full" if told.read_only else None)
+        replicas.append(
+            ReplicaDescription(replica.node, replica.broker, told.role, told.high_watermark, told.size_bytes, problem)
+        )
+        if told.role == "leader" and (newest is None or newest.role != "leader" or told.term > newest.term):
+            leader, newest = replica.broker, told
+        elif newest is None or (newest.role != "leader" and told.high_watermark > newest.high_watermark):
+            newest = told
+    if newest is None:
+        return PartitionDescription(partition.number, None, 0, 0, 0, 0, tuple(replicas))
+    return PartitionDescription(
+        partition.number,
+        leader,
+        newest.term,
+        newest.start_offset,
+        newest.high_watermark,
+        newest.size_bytes,
+        tuple(replicas),
+    )
+
+
+# -- groups -----------------------------------------------------------------------------------------
+
+
+def groups(rq: RayQueue) -> list[GroupInfo]:
+    return sorted(_ask(rq, ListGroups()), key=lambda info: info.group)
+
+
+def group(rq: RayQueue, name: str) -> GroupDescription:
+    info: GroupInfo = _ask(rq, DescribeGroup(group=check_name("group", name)))
+    readers = {grant.topic_partition: member.member for member in info.members for grant in member.grants}
+    wanted = {topic for member in info.members for topic in member.topics}
+    all_topics = topics(rq)
+    places = [
+        TopicPartition(each.name, partition.number)
+        for each in all_topics
+        if not wanted or each.name in wanted
+        for partition in each.partitions
+    ]
+    lags = rq.io.call(_lags(rq.routes, name, places, readers))
+    # Without members only the partitions tell which topics were read.
+    told = tuple(lag for lag in lags if wanted or lag.committed)
+    return GroupDescription(info.group, info.generation, info.assignor, info.state, info.members, told)
+
+
+async def _lags(
+    routes: ClusterRoutes, group: str, places: Sequence[TopicPartition], readers: Mapping[TopicPartition, str]
+) -> list[PartitionLag]:
+    async def one(place: TopicPartition) -> PartitionLag:
+        route = await routes.partition(place)
+        position = await route.call(GetPosition(group=group))
+        lag = await route.call(GetLag(group=group))
+        return PartitionLag(
+            place.topic,
+            place.partition,
+            readers.get(place),
+            {} if position is None else dict(position.offsets),
+            lag.records,
+            position is not None and position.pinned,
+        )
+
+    return await _all(map(one, places))
+
+
+def delete_group(rq: RayQueue, name: str) -> bool:
+    check_name("group", name)
+    try:
+        known: bool = _ask(rq, DeleteGroup(group=name))
+    except UnknownGroupError:
+        known = False
+    places = [TopicPartition(each.name, partition.number) for each in topics(rq) for partition in each.partitions]
+    return rq.io.call(_forget(rq.routes, name, places)) or known
+
+
+async def _forget(routes: ClusterRoutes, group: str, places: Sequence[TopicPartition]) -> bool:
+    async def one(place: TopicPartition) -> bool:
+        route = await routes.partition(place)
+        return await route.call(ForgetGroup(group=group))  # type: ignore[no-any-return]
+
+    return any(await _all(map(one, places)))
+
+
+# -- small things -------------------------------------------------------------------------------------
+
+
+def _ask(rq: RayQueue, call: Call) -> Any:
+    try:
+        return rq.io.call(rq.routes.coordinator.call(call))
+    except msgspec.MsgspecError as error:
+        raise InvalidInputError(f"{type(call).__name__} cannot be sent: {error}") from None
+
+
+async def _all(waiting: Iterable[Awaitable[_T]]) -> list[_T]:
+    """All of them, some at a time."""
+    gate = asyncio.Semaphore(_AT_ONCE)
+
+    async def one(each: Awaitable[_T]) -> _T:
+        async with gate:
+            return await each
+
+    return list(await asyncio.gather(*map(one, waiting)))

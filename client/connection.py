@@ -1,0 +1,376 @@
+"""``rayqueue.connect``: from nothing to a handle of the running queue.
+
+Owns how a process comes to Ray, to the RayQueue that runs on it, and, if there
+is none, how one is started. ``RayQueue`` is what an application holds: it may be
+passed into Ray tasks and actors, where it connects again when it is first used.
+All handles of a process that mean the same queue share its connections.
+
+Closing a handle closes nothing but the handle. The queue itself outlives
+whoever started it; ``RayQueue.shutdown`` ends it, and its data stays.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import ray
+from ray.exceptions import GetTimeoutError, RayActorError
+from typing_extensions import Self
+
+from rayqueue.actors.names import COORDINATOR_PREFIX, STARTER
+from rayqueue.actors.nodes import found_actors
+from rayqueue.client import admin
+from rayqueue.client.embedded import start_embedded_ray
+from rayqueue.client.io import IoThread
+from rayqueue.client.lifecycle import stop_cluster
+from rayqueue.client.router import ClusterRoutes
+from rayqueue.config import Settings
+from rayqueue.errors import ClosedError, ClusterNotFoundError, ClusterStartError, ConfigError, RayQueueError
+from rayqueue.protocol.calls import ClusterInfo, DescribeCluster, GroupInfo
+from rayqueue.protocol.topics import TopicInfo
+
+if TYPE_CHECKING:
+    from rayqueue.client.consumer import Consumer
+    from rayqueue.client.producer import Producer
+
+_log = logging.getLogger(__name__)
+
+_DIAL_S = 1.0
+_MARGIN_S = 5.0
+
+
+def connect(
+    address: str | None = None,
+    *,
+    namespace: str | None = None,
+    data_dir: Path | str | None = None,
+    create: bool = True,
+    settings: Settings | None = None,
+) -> RayQueue:
+    """The RayQueue of this Ray cluster; it is started if there is none.
+
+    In a Ray task or actor, or after ``ray.init``: on that Ray. Otherwise on the Ray at ``address``; or on the
+    one that ``ray.init()`` would find; or on a new one, that lives as long as this process. ``create=False`` starts
+    nothing: ``ClusterNotFoundError``.
+
+    ``data_dir`` is where each node keeps its data, if the queue has to be started. What is found there is continued.
+    """
+    settings = _merged(settings, namespace, data_dir)
+    own_ray = _join_ray(address, create=create)
+    rq = RayQueue(settings)
+    _find_or_start(rq, create=create, own_ray=own_ray)
+    return rq
+
+
+async def connect_async(
+    address: str | None = None,
+    *,
+    namespace: str | None = None,
+    data_dir: Path | str | None = None,
+    create: bool = True,
+    settings: Settings | None = None,
+) -> RayQueue:
+    """The same for an async actor: its event loop goes on meanwhile."""
+    return await asyncio.to_thread(
+        connect, address, namespace=namespace, data_dir=data_dir, create=create, settings=settings
+    )
+
+
+class RayQueue:
+    """A running queue. Made by ``connect``; may be pickled into tasks and actors of the same Ray."""
+
+    def __init__(self, settings: Settings, ray_address: str | None = None) -> None:
+        self.settings = settings
+        self.namespace = settings.namespace
+        self._ray_address = ray_address or _current_ray()
+        self._shared: _Shared | None = None
+        self._closed = False
+        self._lock = threading.Lock()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return RayQueue, (self.settings, self._ray_address)
+
+    def __repr__(self) -> str:
+        closed = ", closed" if self._closed else ""
+        return f"RayQueue(namespace={self.namespace!r}, ray={self._ray_address!r}{closed})"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # -- for producers, consumers and everything else that is made from this ------------------
+
+    @property
+    def io(self) -> IoThread:
+        """The thread of this process's connections."""
+        return self._connected().io
+
+    @property
+    def routes(self) -> ClusterRoutes:
+        """The cluster as this process sees it. Belongs to the thread of ``io``."""
+        return self._connected().routes
+
+    def _connected(self) -> _Shared:
+        shared = self._shared
+        if shared is None or not shared.io.usable:
+            with self._lock:
+                if self._closed:
+                    raise ClosedError("this connection was closed; connect again")
+                if not ray.is_initialized():
+                    _join_ray(self._ray_address, create=False)
+                shared = self._shared = _Shared.of(self.settings)
+        return shared
+
+    def close(self) -> None:
+        """Let go of it. The queue goes on, and so do the connections that other handles share."""
+        with self._lock:
+            shared, self._shared, self._closed = self._shared, None, True
+        if shared is not None:
+            shared.let_go()
+
+    def shutdown(self) -> None:
+        """End the queue, for everybody: every replica in good order. The data stays; connect again to continue."""
+        stop_cluster(self.namespace)
+        self.close()
+
+    # -- sending and receiving ------------------------------------------------------------------
+
+    def producer(self, **options: Any) -> Producer:
+        """Send records. Options are those of ``ProducerSettings``: ``acks``, ``linger_ms`` and others."""
+        from rayqueue.client.producer import Producer
+
+        return Producer(self, **options)
+
+    def consumer(self, *topics: str, group: str | None = None, **options: Any) -> Consumer:
+        """Receive records of these topics, as a member of ``group`` or alone. Options: ``ConsumerSettings``."""
+        from rayqueue.client.consumer import Consumer
+
+        return Consumer(self, topics, group, **options)
+
+    # -- topics ---------------------------------------------------------------------------------
+
+    def create_topic(
+        self,
+        name: str,
+        *,
+        if_missing: bool = False,
+        wait: bool = True,
+        on_progress: admin.Progress | None = None,
+        **settings: Any,
+    ) -> TopicInfo:
+        """Make a topic; the settings are those of ``TopicSettings``. Returns once every partition has a leader.
+
+        ``TopicExistsError`` if there is one of this name, unless ``if_missing``; its settings stay as they are.
+        """
+        return admin.create_topic(self, name, settings, if_missing=if_missing, wait=wait, on_progress=on_progress)
+
+    def topics(self) -> list[TopicInfo]:
+        """All topics, by name."""
+        return admin.topics(self)
+
+    def topic(self, name: str) -> admin.TopicDescription:
+        """A topic as it is now: who leads, offsets and sizes of each partition."""
+        return admin.topic(self, name)
+
+    def alter_topic(
+        self, name: str, *, wait: bool = True, on_progress: admin.Progress | None = None, **changes: Any
+    ) -> TopicInfo:
+        """More partitions, other retention, other limits."""
+        return admin.alter_topic(self, name, changes, wait=wait, on_progress=on_progress)
+
+    def delete_topic(self, name: str) -> bool:
+        """Delete a topic with its records. False if there is none."""
+        return admin.delete_topic(self, name)
+
+    # -- groups and brokers -----------------------------------------------------------------------
+
+    def groups(self) -> list[GroupInfo]:
+        """All consumer groups, by name."""
+        return admin.groups(self)
+
+    def group(self, name: str) -> admin.GroupDescription:
+        """A group's members, and how far it is in each partition."""
+        return admin.group(self, name)
+
+    def delete_group(self, name: str) -> bool:
+        """Forget a group without members, and its positions. False if there is none."""
+        return admin.delete_group(self, name)
+
+    def cluster(self) -> ClusterInfo:
+        """Brokers, and how many topics, partitions and groups there are."""
+        return self._ask_cluster(self.settings.client.call_timeout_ms)
+
+    def _ask_cluster(self, timeout_ms: int) -> ClusterInfo:
+        call = self.routes.coordinator.call(DescribeCluster(), timeout_ms=timeout_ms)
+        return self.io.call(call)  # type: ignore[no-any-return]
+
+
+class _Shared:
+    """The connections of this process to one queue, for all handles that mean the same."""
+
+    _all: dict[tuple[str, Settings], _Shared] = {}  # noqa: RUF012  # the process's own
+    _all_lock = threading.Lock()
+
+    def __init__(self, key: tuple[str, Settings]) -> None:
+        self._key = key
+        self._users = 0
+        self._pid = os.getpid()
+        self.io = IoThread.shared()
+        settings = key[1]
+        self.routes: ClusterRoutes = self.io.call(_make(settings))
+
+    @classmethod
+    def of(cls, settings: Settings) -> _Shared:
+        key = (_current_ray() or "", settings)
+        with cls._all_lock:
+            shared = cls._all.get(key)
+            if shared is None or not shared.io.usable or shared._pid != os.getpid():
+                shared = cls._all[key] = cls(key)
+            shared._users += 1
+            return shared
+
+    def let_go(self) -> None:
+        with self._all_lock:
+            self._users -= 1
+            if self._users or self._all.get(self._key) is not self:
+                return
+            del self._all[self._key]
+        if self.io.usable:
+            self.io.call(self.routes.close())
+
+
+async def _make(settings: Settings) -> ClusterRoutes:
+    return ClusterRoutes(settings.namespace, settings)  # in the thread that it belongs to
+
+
+def _after_fork() -> None:
+    # Another thread may have held the lock.
+    _Shared._all_lock = threading.Lock()
+    _Shared._all = {}
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+# -- to Ray -------------------------------------------------------------------------------------
+
+
+def _join_ray(address: str | None, *, create: bool) -> bool:
+    """Be connected with a Ray. Whether it is a new one, that nobody else knows yet."""
+    if ray.is_initialized():
+        current = _current_ray()
+        if address not in (None, "auto", "local", current) and _canonical(address) != current:
+            raise ConfigError(f"this process is connected with the Ray at {current} already, not with {address}")
+        return False
+    found = address if address is not None else _running_ray()
+    if found is not None and found != "local":
+        try:
+            ray.init(address=found, log_to_driver=False, logging_level=logging.ERROR)
+        except (ConnectionError, OSError, ValueError, RuntimeError) as error:
+            raise ClusterNotFoundError(f"no Ray can be reached at {found}: {error}", address=found) from error
+        return False
+    if not create:
+        raise ClusterNotFoundError("no Ray runs here, and none was to be started")
+    start_embedded_ray()
+    return True
+
+
+def _current_ray() -> str | None:
+    return ray.get_runtime_context().gcs_address if ray.is_initialized() else None
+
+
+def _running_ray() -> str | None:
+    """The one that ``ray.init()`` would find: of RAY_ADDRESS, or started by ``ray start`` on this machine."""
+    told = os.environ.get("RAY_ADDRESS")
+    if told:
+        return told
+    from ray._private.utils import read_ray_address
+
+    found: str | None = read_ray_address()
+    if found is None:
+        return None
+    host, _, port = found.rpartition(":")
+    try:  # the file outlives a Ray that was killed
+        with socket.create_connection((host, int(port)), _DIAL_S):
+            return found
+    except (OSError, ValueError):
+        return None
+
+
+def _canonical(address: str | None) -> str | None:
+    from ray._private.services import canonicalize_bootstrap_address
+
+    try:
+        return canonicalize_bootstrap_address(address)  # type: ignore[arg-type]
+    except (ConnectionError, ValueError):
+        return address
+
+
+# -- to RayQueue --------------------------------------------------------------------------------
+
+
+def _merged(settings: Settings | None, namespace: str | None, data_dir: Path | str | None) -> Settings:
+    changes: dict[str, Any] = {}
+    if namespace is not None:
+        if not namespace:
+            raise ConfigError(f"namespace (argument): should be a text, not {namespace!r}")
+        changes["namespace"] = namespace
+    if data_dir is not None:
+        changes["data_dir"] = Path(data_dir).expanduser().absolute()
+    return _with_changes(settings or Settings(), changes)
+
+
+def _with_changes(settings: Settings, changes: Mapping[str, Any]) -> Settings:
+    return settings.model_copy(update=dict(changes)) if changes else settings
+
+
+def _find_or_start(rq: RayQueue, *, create: bool, own_ray: bool) -> None:
+    """Until a coordinator answers. It may take a while if the cluster is being started, by us or by somebody else."""
+    settings = rq.settings
+    patience_ms = settings.cluster.start_timeout_ms
+    deadline_s = time.monotonic() + patience_ms / 1000 + _MARGIN_S
+    while not any(name.startswith(COORDINATOR_PREFIX) for name in found_actors(settings.namespace)):
+        if not create:
+            raise ClusterNotFoundError(
+                f"no RayQueue runs in namespace {settings.namespace!r} of this Ray, and none was to be started"
+            )
+        if own_ray:
+            from rayqueue.actors.starter import start_cluster  # late: most who connect start nothing
+
+            start_cluster(settings)
+        else:
+            _start_by_actor(settings, deadline_s)
+        if time.monotonic() > deadline_s:
+            raise ClusterStartError("the cluster was started and is not there", missing=[])
+    rq._ask_cluster(patience_ms)
+
+
+def _start_by_actor(settings: Settings, deadline_s: float) -> None:
+    from rayqueue.actors.starter import StarterActor
+
+    starter = StarterActor.options(  # type: ignore[attr-defined]
+        name=STARTER, namespace=settings.namespace, get_if_exists=True
+    ).remote()
+    try:
+        problem: RayQueueError | None = ray.get(
+            starter.start.remote(settings), timeout=max(1.0, deadline_s - time.monotonic())
+        )
+    except RayActorError:
+        return  # it was somebody else's, who is gone: look again
+    except GetTimeoutError:
+        raise ClusterStartError("the cluster was not started in time", missing=[]) from None
+    if problem is not None:
+        raise problem

@@ -1,0 +1,91 @@
+"""A node's home: who it is, which cluster it belongs to; and what a starter makes of several homes."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+from pydantic import SecretStr
+
+from rayqueue.actors.home import ClusterManifest, Home, erase, load_cluster, load_secret, look, settle
+from rayqueue.actors.starter import known_cluster, new_cluster
+from rayqueue.errors import InvalidInputError, StorageError
+from rayqueue.ids import GroupId, NodeId
+
+SECRET = SecretStr("x" * 32)
+CLUSTER = ClusterManifest("cluster-a", {NodeId("c1"): "b1"}, complete=True)
+
+
+def home(broker: str, host: str = "h1", cluster: ClusterManifest | None = None, free_bytes: int = 1 << 40) -> Home:
+    return Home(broker, host, f"ray-{broker}", free_bytes, cluster, None)
+
+
+def test_a_broker_keeps_its_id_over_restarts_and_a_label_overrides_it(tmp_path: Path) -> None:
+    first = look(tmp_path, label=None, host="h", ray_node="n1")
+    again = look(tmp_path, label=None, host="h", ray_node="n2")
+    assert first.broker == again.broker
+    assert again.ray_node == "n2"
+    assert look(tmp_path, label="b7", host="h", ray_node="n3").broker == "b7"
+    assert first.free_bytes > 0
+    with pytest.raises(InvalidInputError):
+        look(tmp_path, label="../b", host="h", ray_node="n4")
+
+
+def test_a_data_directory_that_cannot_be_used_is_a_storage_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StorageError, match="cannot be used"):
+        look(tmp_path / "file", label="b1", host="h", ray_node="n")
+
+
+def test_a_node_belongs_to_one_cluster_and_keeps_its_secret(tmp_path: Path) -> None:
+    assert load_cluster(tmp_path) is None
+    settle(tmp_path, ClusterManifest("cluster-a", {NodeId("c1"): "b1"}, complete=False), SECRET)
+    settle(tmp_path, CLUSTER, SecretStr("y" * 32))
+    assert load_cluster(tmp_path) == CLUSTER
+    assert load_secret(tmp_path) == SECRET
+    assert (tmp_path / "secret").stat().st_mode & 0o777 == 0o600
+    with pytest.raises(StorageError, match="cluster-a, not cluster-b"):
+        settle(tmp_path, ClusterManifest("cluster-b", {}, complete=False), SECRET)
+    assert load_cluster(tmp_path) == CLUSTER
+
+
+def test_a_manifest_that_cannot_be_read_is_no_missing_one(tmp_path: Path) -> None:
+    (tmp_path / "cluster.json").write_text("{")
+    with pytest.raises(StorageError, match=r"cluster\.json cannot be read"):
+        load_cluster(tmp_path)
+
+
+def test_erasing_a_replica_leaves_others(tmp_path: Path) -> None:
+    group = GroupId("orders-0.1")
+    for node in ("r1", "r2"):
+        (tmp_path / group / node).mkdir(parents=True)
+    erase(tmp_path, group, NodeId("r1"))
+    erase(tmp_path, group, NodeId("r1"))
+    assert [path.name for path in (tmp_path / group).iterdir()] == ["r2"]
+    erase(tmp_path, group, NodeId("r2"))
+    assert not (tmp_path / group).exists()
+
+
+def test_a_new_cluster_has_three_coordinators_on_three_brokers_and_one_on_fewer() -> None:
+    def brokers(*homes: Home, coordinators: int = 3) -> list[str]:
+        return list(new_cluster(homes, coordinators, "id").coordinators.values())
+
+    assert brokers(home("b1")) == ["b1"]
+    assert brokers(home("b1"), home("b2", "h2")) == ["b1"]
+    assert brokers(home("b1"), home("b2"), home("b3")) == ["b1", "b2", "b3"]
+    assert brokers(home("b1"), home("b2"), home("b3"), coordinators=1) == ["b1"]
+    assert brokers(*(home(f"b{number}") for number in range(1, 5)), coordinators=5) == ["b1", "b2", "b3", "b4"]
+    spread = brokers(home("a1"), home("a2"), home("b1", "h2"), home("c1", "h3"))
+    assert spread == ["a1", "b1", "c1"]
+
+
+def test_known_cluster_is_the_one_all_nodes_tell(tmp_path: Path) -> None:
+    draft = ClusterManifest("cluster-a", {NodeId("c1"): "b1"}, complete=False)
+    assert known_cluster([home("b1"), home("b2")]) is None
+    assert known_cluster([home("b1", cluster=draft), home("b2")]) == draft
+    assert known_cluster([home("b1", cluster=draft), home("b2", cluster=CLUSTER)]) == CLUSTER
+    other = ClusterManifest("cluster-b", {NodeId("c1"): "b2"}, complete=True)
+    with pytest.raises(StorageError, match="different clusters: cluster-a on b1; cluster-b on b2"):
+        known_cluster([home("b1", cluster=CLUSTER), home("b2", cluster=other)])
+    shutil.rmtree(tmp_path)
