@@ -7,75 +7,356 @@ loop of ``rayqueue.client.io``: every method is called there, and none blocks it
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
+import asyncio
+import random
+import uuid
+from collections.abc import Coroutine, Iterable
+from itertools import count
+from typing import Any, TypeVar
 
 from rayqueue.client.channel import Channel
+from rayqueue.client.replicas import Replicas, coordinator_nodes
+from rayqueue.client.retry import Retry
 from rayqueue.config import Settings
-from rayqueue.errors import RayQueueError
-from rayqueue.protocol.calls import Call
-from rayqueue.protocol.topics import TopicInfo, TopicPartition
+from rayqueue.errors import (
+    ClosedError,
+    NotLeaderError,
+    OutcomeUnknownError,
+    RayQueueError,
+    UnknownPartitionError,
+    UnknownTopicError,
+)
+from rayqueue.protocol.calls import Call, CreateTopic, GetStatus, GetTopics, ReplicaStatus, Topics
+from rayqueue.protocol.topics import TopicInfo, TopicPartition, TopicSettings, check_name
+
+COORDINATOR = "coordinator"
+
+_T = TypeVar("_T")
+
+_ASK_S = 1.0
+"""How long one replica may take to say who leads, connecting to it included."""
+_LOOK_AGAIN_MAX_S = 0.1
+"""An election takes a few tenths of a second, and to ask costs little."""
+_REFRESH_EVERY = 5
+"""After so many vain attempts the replicas themselves may be others."""
 
 
 class GroupRoute:
     """The way to one Raft group."""
 
-    group_id: str
-    nodes: tuple[str, ...]
-    leader_channel: Channel | None
-    """The open channel to whoever is known to lead, without waiting."""
-
     def __init__(self, group_id: str, nodes: Iterable[str], namespace: str, settings: Settings) -> None:
-        raise NotImplementedError
+        self.group_id = group_id
+        self.leader_channel: Channel | None = None
+        """The open channel to whoever is known to lead, without waiting."""
+        self.term = 0
+        """The newest in which somebody was seen to lead."""
+        self.closed = False
+        self._settings = settings
+        self._replicas = Replicas(group_id, nodes, namespace, settings)
+        self._hint: str | None = None
+        self._search: asyncio.Task[Channel] | None = None
+        self._doubt: asyncio.Task[None] | None = None
+        self._rng = random.Random()  # noqa: S311  # jitter
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        return self._replicas.nodes
+
+    # -- who leads -----------------------------------------------------------------------
 
     async def leader(self) -> Channel:
         """An open channel to whoever leads. ``NotLeaderError`` if nobody does within ``client.call_timeout_ms``."""
-        raise NotImplementedError
+        channel = self.leader_channel
+        if channel is not None:
+            return channel
+        return await asyncio.shield(self._searching())
 
     async def any_replica(self, prefer_host: str | None = None) -> Channel:
         """An open channel to any replica, one on this host if there is one. For reads that followers may serve."""
-        raise NotImplementedError
+        self._check_open()
+        return await self._replicas.any(prefer_host)
+
+    def failed(self, error: RayQueueError) -> None:
+        """A request to the leader ended with an error that says that this route is out of date."""
+        channel = self.leader_channel
+        if not error.refresh_metadata or self.closed:
+            return
+        known = None if channel is None else channel.endpoint.node
+        said = error.details.get("leader") if isinstance(error, NotLeaderError) else None
+        if known is not None and (said == known or error.details.get("node", known) != known):
+            return  # about somebody who is not asked any more
+        self._hint = said
+        self._forget_leader()
+        self._searching()
+
+    def close(self) -> None:
+        """Close its channels."""
+        self.closed = True
+        for task in (self._search, self._doubt):
+            if task is not None:
+                task.cancel()
+        self.leader_channel = None
+        self._replicas.close()
+
+    # -- calls ---------------------------------------------------------------------------
 
     async def call(
         self, call: Call, *, timeout_ms: int | None = None, may_take_ms: int = 0, idempotent: bool = True
     ) -> Any:
         """Ask whoever leads, and again if the error says that this may help."""
-        raise NotImplementedError
+        loop = asyncio.get_running_loop()
+        retry = Retry(self._settings.client, self._rng, loop.time(), idempotent=idempotent)
+        if timeout_ms is not None:
+            retry.deadline_s = loop.time() + timeout_ms / 1000
+        retry.deadline_s += may_take_ms / 1000
+        while True:
+            try:
+                channel = await self._in_time(self.leader(), retry.deadline_s, written=False)
+                answer = channel.call(call, may_take_ms=may_take_ms)
+                return await self._in_time(answer, retry.deadline_s, written=True)
+            except RayQueueError as error:
+                wait = retry.after(error, loop.time())
+                if wait.refresh:
+                    self.failed(error)
+                await asyncio.sleep(wait.seconds)
 
-    def failed(self, error: RayQueueError) -> None:
-        """A request to the leader ended with an error that says that this route is out of date."""
-        raise NotImplementedError
+    async def _in_time(
+        self, work: Coroutine[Any, Any, _T] | asyncio.Future[_T], deadline_s: float, *, written: bool
+    ) -> _T:
+        try:
+            return await asyncio.wait_for(work, max(0.0, deadline_s - asyncio.get_running_loop().time()))
+        except asyncio.TimeoutError:
+            if written:
+                raise OutcomeUnknownError(f"{self.group_id} has not answered in time; outcome unknown") from None
+            raise NotLeaderError(f"no replica of {self.group_id} leads at the moment", leader=None) from None
 
-    def close(self) -> None:
-        """Close its channels."""
-        raise NotImplementedError
+    # -- looking for the leader ---------------------------------------------------------------
+
+    def _searching(self) -> asyncio.Task[Channel]:
+        self._check_open()
+        if self._search is None:
+            self._search = asyncio.get_running_loop().create_task(self._find())
+            self._search.add_done_callback(self._found)
+        return self._search
+
+    def _found(self, search: asyncio.Task[Channel]) -> None:
+        self._search = None
+        if not search.cancelled():
+            search.exception()  # those who wait for it have it; there may be none
+
+    async def _find(self) -> Channel:
+        loop, client = asyncio.get_running_loop(), self._settings.client
+        deadline_s = loop.time() + client.call_timeout_ms / 1000
+        pause_s = client.retry_min_ms / 1000
+        attempts = count(1)
+        while True:
+            await self._replicas.refresh(force=next(attempts) % _REFRESH_EVERY == 0)
+            found = await self._look()
+            if found is not None:
+                return found
+            if loop.time() + pause_s > deadline_s:
+                raise NotLeaderError(f"no replica of {self.group_id} leads at the moment", leader=None)
+            await asyncio.sleep(pause_s * (0.5 + self._rng.random() / 2))
+            pause_s = min(2 * pause_s, client.retry_max_ms / 1000, _LOOK_AGAIN_MAX_S)
+
+    async def _look(self) -> Channel | None:
+        """Ask everybody at once; the first that says it leads, in the newest term we know or a newer one, does."""
+        nodes = self.nodes
+        hint, self._hint = self._hint, None
+        if hint in nodes:
+            nodes = (hint,)
+        asked = [asyncio.ensure_future(self._ask(node)) for node in nodes]
+        try:
+            for answer in asyncio.as_completed(asked):
+                status, channel = await answer
+                if status is not None and channel is not None and self._leads(status):
+                    return self._follow(channel, status.term)
+        finally:
+            for task in asked:
+                task.cancel()
+        return None
+
+    async def _ask(self, node: str) -> tuple[ReplicaStatus | None, Channel | None]:
+        try:
+            return await asyncio.wait_for(self._status(node), _ASK_S)
+        except (RayQueueError, asyncio.TimeoutError):
+            return None, None
+
+    async def _status(self, node: str) -> tuple[ReplicaStatus, Channel]:
+        channel = await self._replicas.channel(node)
+        return await channel.call(GetStatus()), channel
+
+    def _leads(self, status: ReplicaStatus) -> bool:
+        return status.role == "leader" and status.term >= self.term
+
+    def _follow(self, channel: Channel, term: int) -> Channel:
+        self._check_open()
+        self.term = term
+        self._forget_leader()
+        self.leader_channel = channel
+        channel.add_closed_callback(self._lost)
+        channel.watch(self._overdue)
+        self._replicas.keep_only(channel)
+        return channel
+
+    def _forget_leader(self) -> None:
+        channel, self.leader_channel = self.leader_channel, None
+        if channel is not None:
+            channel.watch(None)
+
+    def _lost(self, channel: Channel) -> None:
+        """The connection broke. If this was the leader's, there will be another one soon: look for it now."""
+        if channel is self.leader_channel and not self.closed:
+            self._forget_leader()
+            self._searching()
+
+    # -- doubt ------------------------------------------------------------------------------
+
+    def _overdue(self, channel: Channel) -> None:
+        """The leader does not answer. It may be slow, stopped, or cut off from the others, who then know better."""
+        if self._doubt is None and channel is self.leader_channel:
+            self._doubt = asyncio.get_running_loop().create_task(self._ask_others(channel))
+            self._doubt.add_done_callback(self._doubted)
+
+    def _doubted(self, doubt: asyncio.Task[None]) -> None:
+        self._doubt = None
+        if not doubt.cancelled():
+            doubt.exception()
+
+    async def _ask_others(self, doubtful: Channel) -> None:
+        others = [node for node in self.nodes if node != doubtful.endpoint.node]
+        asked = [asyncio.ensure_future(self._ask(node)) for node in others]
+        try:
+            for answer in asyncio.as_completed(asked):
+                status, channel = await answer
+                if status is None or channel is None or doubtful is not self.leader_channel:
+                    continue
+                if status.role == "leader" and status.term > self.term:
+                    self._follow(channel, status.term)
+                    doubtful.close(f"it did not answer, and {status.node} leads now")
+                    return
+        finally:
+            for task in asked:
+                task.cancel()
+            if self.leader_channel is not None:
+                self._replicas.keep_only(self.leader_channel)
+
+    def _check_open(self) -> None:
+        if self.closed:
+            raise ClosedError(f"the route to {self.group_id} was closed")
+
+
+class _CoordinatorRoute(GroupRoute):
+    """The coordinator's replicas are found by their names in Ray."""
+
+    def __init__(self, namespace: str, settings: Settings) -> None:
+        super().__init__(COORDINATOR, (), namespace, settings)
+        self._replicas = Replicas(COORDINATOR, (), namespace, settings, find=coordinator_nodes)
 
 
 class ClusterRoutes:
     """The cluster as a client sees it. Cached; errors say when to ask again."""
 
-    coordinator: GroupRoute
-    version: int
-    """Of the newest topics that were seen."""
-
     def __init__(self, namespace: str, settings: Settings) -> None:
-        raise NotImplementedError
+        self.coordinator: GroupRoute = _CoordinatorRoute(namespace, settings)
+        self.version = 0
+        """Of the newest topics that were seen."""
+        self._namespace = namespace
+        self._settings = settings
+        self._topics: dict[str, TopicInfo] = {}
+        self._asking: dict[str, asyncio.Task[TopicInfo]] = {}
+        self._routes: dict[str, GroupRoute] = {}
+        self._closed = False
 
     async def topic(self, name: str, *, refresh: bool = False) -> TopicInfo:
         """``UnknownTopicError`` if there is none; made if ``cluster.auto_create_topics``."""
-        raise NotImplementedError
+        known = self._topics.get(name)
+        if known is not None and not refresh:
+            return known
+        asking = self._asking.get(name)
+        if asking is None:
+            check_name("topic", name)
+            asking = self._asking[name] = asyncio.get_running_loop().create_task(self._ask_topic(name))
+            asking.add_done_callback(lambda _: self._asking.pop(name, None))
+        return await asyncio.shield(asking)
 
     def cached_topic(self, name: str) -> TopicInfo | None:
         """Without asking anybody."""
-        raise NotImplementedError
+        return self._topics.get(name)
 
     async def partition(self, partition: TopicPartition) -> GroupRoute:
         """The way to this partition. ``UnknownPartitionError`` if the topic has fewer."""
-        raise NotImplementedError
+        info = self._topics.get(partition.topic) or await self.topic(partition.topic)
+        if not 0 <= partition.partition < len(info.partitions):
+            info = await self.topic(partition.topic, refresh=True)  # it may have grown
+        if not 0 <= partition.partition < len(info.partitions):
+            raise UnknownPartitionError(
+                f"{partition.topic} has {len(info.partitions)} partitions; there is no {partition.partition}",
+                topic=partition.topic,
+                partition=partition.partition,
+            )
+        self._check_open()
+        where = info.partitions[partition.partition]
+        nodes = tuple(replica.node for replica in where.replicas)
+        route = self._routes.get(where.group_id)
+        if route is None or route.nodes != nodes:
+            if route is not None:
+                route.close()
+            route = self._routes[where.group_id] = GroupRoute(where.group_id, nodes, self._namespace, self._settings)
+        return route
 
     async def refresh(self) -> None:
         """Ask again for every topic that is cached."""
-        raise NotImplementedError
+        names = tuple(self._topics)
+        if not names:
+            return
+        answer: Topics = await self.coordinator.call(GetTopics(names=names))
+        found = {info.name: info for info in answer.topics}
+        self.version = max(self.version, answer.version)
+        for name in names:
+            if name in found:
+                self._learn(found[name])
+            else:
+                self._forget(name)
 
     async def close(self) -> None:
-        raise NotImplementedError
+        self._closed = True
+        for asking in list(self._asking.values()):
+            asking.cancel()
+        for route in (self.coordinator, *self._routes.values()):
+            route.close()
+        self._routes.clear()
+        self._topics.clear()
+
+    async def _ask_topic(self, name: str) -> TopicInfo:
+        answer: Topics = await self.coordinator.call(GetTopics(names=(name,)))
+        self.version = max(self.version, answer.version)
+        for info in answer.topics:
+            if info.name == name:
+                return self._learn(info)
+        self._forget(name)
+        if not self._settings.cluster.auto_create_topics:
+            raise UnknownTopicError(f"there is no topic {name!r}", topic=name)
+        made: TopicInfo = await self.coordinator.call(
+            CreateTopic(name=name, settings=TopicSettings(), if_missing=True, attempt=uuid.uuid4().hex)
+        )
+        return self._learn(made)
+
+    def _learn(self, info: TopicInfo) -> TopicInfo:
+        before = self._topics.get(info.name)
+        if before is not None and before.topic_id != info.topic_id:
+            self._forget(info.name)
+        self._topics[info.name] = info
+        return info
+
+    def _forget(self, name: str) -> None:
+        """The topic is gone, or another one has its name: nobody answers at the old places any more."""
+        info = self._topics.pop(name, None)
+        for partition in () if info is None else info.partitions:
+            route = self._routes.pop(partition.group_id, None)
+            if route is not None:
+                route.close()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ClosedError("the connection with the cluster was closed")
