@@ -21,8 +21,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import TypeVar
+
+from msgspec.structs import replace
 
 from rayqueue.errors import DamagedLogError, ReplicaClosedError
 from rayqueue.ids import GroupId, Index, NodeId, Term

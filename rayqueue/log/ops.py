@@ -9,8 +9,9 @@ disk, or partly lost by a test that models a disk that lies.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from dataclasses import dataclass
-from typing import Generic, NamedTuple, TypeAlias, TypeVar
+from typing import Generic, TypeAlias, TypeVar
+
+from msgspec import Struct
 
 from rayqueue.ids import Index, Term
 from rayqueue.log.store import Checkpoint, Entry, HardState, Table
@@ -19,54 +20,54 @@ MAX_KEY_BYTES = 511
 """LMDB's limit for a key."""
 
 
-class Append(NamedTuple):
+class Append(Struct, frozen=True, gc=False):
     entry: Entry
 
 
-class Truncate(NamedTuple):
+class Truncate(Struct, frozen=True, gc=False):
     """Drop this entry and all after it. Only ever about entries that were synced before."""
 
     first: Index
 
 
-class SetHard(NamedTuple):
+class SetHard(Struct, frozen=True, gc=False):
     hard: HardState
 
 
-class SetApplied(NamedTuple):
+class SetApplied(Struct, frozen=True, gc=False):
     applied: Index
 
 
-class Put(NamedTuple):
+class Put(Struct, frozen=True, gc=False):
     table: Table
     key: bytes
     value: bytes
 
 
-class Delete(NamedTuple):
+class Delete(Struct, frozen=True, gc=False):
     table: Table
     key: bytes
 
 
-class SaveCheckpoint(NamedTuple):
+class SaveCheckpoint(Struct, frozen=True, gc=False):
     checkpoint: Checkpoint
 
 
-class MoveBase(NamedTuple):
+class MoveBase(Struct, frozen=True, gc=False):
     """The log starts after this entry from now on; checkpoints before it are gone. Frees no entry."""
 
     base_index: Index
     base_term: Term
 
 
-class Free(NamedTuple):
+class Free(Struct, frozen=True, gc=False):
     """Delete the entries after ``after`` up to ``until``, which are all before the base."""
 
     after: Index
     until: Index
 
 
-class Install(NamedTuple):
+class Install(Struct, frozen=True, gc=False):
     """Empty log and tables, start from the checkpoint."""
 
     checkpoint: Checkpoint
@@ -75,8 +76,7 @@ class Install(NamedTuple):
 Op: TypeAlias = Append | Truncate | SetHard | SetApplied | Put | Delete | SaveCheckpoint | MoveBase | Free | Install
 
 
-@dataclass(frozen=True, slots=True)
-class LogState:
+class LogState(Struct, frozen=True, gc=False):
     """The single values of a store. Entries up to ``freed`` are physically gone; ``freed <= base_index``."""
 
     hard: HardState

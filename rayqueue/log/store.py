@@ -24,9 +24,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
+
+from msgspec import Struct
 
 from rayqueue.ids import GroupId, Index, NodeId, Term
 
@@ -48,8 +49,7 @@ class Table(Enum):
     """Single values of the partition state machine."""
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(Struct, frozen=True, gc=False):
     """One entry of the Raft log.
 
     ``crc`` is ``entry_crc(index, term, payload)``. The leader computes it once;
@@ -63,8 +63,7 @@ class Entry:
     crc: int
 
 
-@dataclass(frozen=True, slots=True)
-class HardState:
+class HardState(Struct, frozen=True, gc=False):
     """What Raft must never forget. ``commit`` is only a hint and may be old."""
 
     term: Term
@@ -72,8 +71,7 @@ class HardState:
     commit: Index
 
 
-@dataclass(frozen=True, slots=True)
-class Checkpoint:
+class Checkpoint(Struct, frozen=True, gc=False):
     """The state machine after applying ``index``; what a log whose prefix was trimmed starts from."""
 
     index: Index

@@ -8,7 +8,7 @@ far as this very message proves it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from rayqueue.errors import InvariantBrokenError
 from rayqueue.ids import Index
@@ -16,8 +16,7 @@ from rayqueue.log.store import Entry, LogStore
 from rayqueue.raft.messages import AppendEntries
 
 
-@dataclass(frozen=True, slots=True)
-class Accepted:
+class Accepted(Struct, frozen=True, gc=False):
     """The log matches the leader's up to ``match``. Entries from ``truncated_from`` on were replaced."""
 
     match: Index
@@ -25,8 +24,7 @@ class Accepted:
     truncated_from: Index | None
 
 
-@dataclass(frozen=True, slots=True)
-class Refused:
+class Refused(Struct, frozen=True, gc=False):
     """The entry before the message's first is not ours. ``hint``: the last index that may match."""
 
     hint: Index

@@ -7,15 +7,15 @@ one (follow it). ``rayqueue.raft.wire`` turns them into bytes and back.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TypeAlias
+
+from msgspec import Struct
 
 from rayqueue.ids import Index, Term
 from rayqueue.log.store import Entry
 
 
-@dataclass(frozen=True, slots=True)
-class PreVote:
+class PreVote(Struct, frozen=True, gc=False):
     """Would you vote for me in ``term``? Changes nothing at either side."""
 
     term: Term
@@ -23,8 +23,7 @@ class PreVote:
     last_term: Term
 
 
-@dataclass(frozen=True, slots=True)
-class PreVoteReply:
+class PreVoteReply(Struct, frozen=True, gc=False):
     """``term`` is the answerer's own, so that a candidate from the past catches up at once."""
 
     term: Term
@@ -32,8 +31,7 @@ class PreVoteReply:
     granted: bool
 
 
-@dataclass(frozen=True, slots=True)
-class RequestVote:
+class RequestVote(Struct, frozen=True, gc=False):
     """``transfer``: the leader itself asked for this election, so loyalty to it is no reason to refuse."""
 
     term: Term
@@ -42,14 +40,12 @@ class RequestVote:
     transfer: bool
 
 
-@dataclass(frozen=True, slots=True)
-class VoteReply:
+class VoteReply(Struct, frozen=True, gc=False):
     term: Term
     granted: bool
 
 
-@dataclass(frozen=True, slots=True)
-class AppendEntries:
+class AppendEntries(Struct, frozen=True, gc=False):
     """``entries`` follow ``prev_index``. Without entries it is a heartbeat, and still a question:
     do you have prev_index of prev_term? ``round`` is echoed, which proves when the leader was still one."""
 
@@ -61,8 +57,7 @@ class AppendEntries:
     entries: tuple[Entry, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class AppendReply:
+class AppendReply(Struct, frozen=True, gc=False):
     """success: the log matches up to ``match``. Otherwise ``prev_index`` names the refused question and
     ``match`` is a hint: the last index that may match."""
 
@@ -73,8 +68,7 @@ class AppendReply:
     round: int
 
 
-@dataclass(frozen=True, slots=True)
-class InstallSnapshot:
+class InstallSnapshot(Struct, frozen=True, gc=False):
     """The checkpoint that the leader's log starts from. The log itself follows by AppendEntries."""
 
     term: Term
@@ -85,8 +79,7 @@ class InstallSnapshot:
     state: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class TimeoutNow:
+class TimeoutNow(Struct, frozen=True, gc=False):
     """Start an election at once: the leader wants you to take over."""
 
     term: Term

@@ -8,28 +8,26 @@ Raft repeats) and hands over whole, authenticated messages only.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Protocol, TypeAlias
+
+from msgspec import Struct
 
 from rayqueue.ids import NodeId
 from rayqueue.raft.messages import Message
 
 
-@dataclass(frozen=True, slots=True)
-class Received:
+class Received(Struct, frozen=True, gc=False):
     sender: NodeId
     message: Message
 
 
-@dataclass(frozen=True, slots=True)
-class PeerUp:
+class PeerUp(Struct, frozen=True, gc=False):
     """A connection to this peer stands; messages sent now have a chance."""
 
     peer: NodeId
 
 
-@dataclass(frozen=True, slots=True)
-class PeerDown:
+class PeerDown(Struct, frozen=True, gc=False):
     """The connection is gone. ``dead``: the peer's process is known to be gone, not only the connection
     (its socket was closed or its port refuses)."""
 
