@@ -170,7 +170,7 @@ class Accumulator:
         self._serial = 0
         self._unresolved: dict[int, Batch] = {}  # by serial, the oldest first
         self._signalled: list[PartitionBuffer] = []
-        self._space_waiters: list[Wake] = []
+        self._space_waiters: list[tuple[int, Wake]] = []
         self._flush_waiters: list[tuple[int, Wake]] = []
         self._topics: list[TopicBuffer] = []
         self._closed = False
@@ -282,11 +282,12 @@ class Accumulator:
         with self._lock:
             return not self._lacks_space(size_bytes)
 
-    def when_space(self, wake: Wake) -> None:
-        """Wake the caller, once, when it is worth another try. At once if it is so now."""
+    def when_space(self, size_bytes: int, wake: Wake) -> None:
+        """Wake the caller, once, when there is space for this and some more. At once if it is so now."""
+        enough = max(0, min(int(self._buffer_bytes * _REFILL), self._buffer_bytes - size_bytes))
         with self._lock:
-            if self._used_bytes > self._buffer_bytes * _REFILL and not self._closed:
-                self._space_waiters.append(wake)
+            if self._used_bytes > enough and not self._closed:
+                self._space_waiters.append((enough, wake))
                 return
         wake()
 
@@ -314,7 +315,7 @@ class Accumulator:
         with self._lock:
             self._closed = True
             waiters, self._space_waiters = self._space_waiters, []
-        for wake in waiters:
+        for _, wake in waiters:
             wake()
 
     @property
@@ -384,16 +385,18 @@ class Accumulator:
 
     def resolve(self, batch: Batch, base_offset: int | None, error: RayQueueError | None = None) -> None:
         """The batch's outcome is known. Its space is free; whoever waits for either is woken."""
-        wakes: Sequence[Wake] = ()
+        wakes: list[Wake] = []
         with self._lock:
             if self._unresolved.pop(batch.serial, None) is None:
                 return
             self._used_bytes -= batch.size_bytes
-            if self._space_waiters and self._used_bytes <= self._buffer_bytes * _REFILL:
-                wakes, self._space_waiters = self._space_waiters, []
+            if self._space_waiters:
+                used_bytes = self._used_bytes
+                wakes += [wake for enough, wake in self._space_waiters if used_bytes <= enough]
+                self._space_waiters = [waiter for waiter in self._space_waiters if used_bytes > waiter[0]]
             if self._flush_waiters:
                 oldest = self._oldest()
-                wakes = [*wakes, *(wake for serial, wake in self._flush_waiters if serial < oldest)]
+                wakes += [wake for serial, wake in self._flush_waiters if serial < oldest]
                 self._flush_waiters = [waiter for waiter in self._flush_waiters if waiter[0] >= oldest]
         batch.outcome.resolve(base_offset, error)
         for wake in wakes:

@@ -1,0 +1,268 @@
+"""The columns of a ``send_many``: checked, and cut into pieces that fit into a batch. No loop over records in Python.
+
+What it is given may be lists of bytes, or Arrow arrays, which are encoded
+without making a Python object of any record. A mistake anywhere in the columns
+is found before the first record is accepted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
+from operator import add, itemgetter
+from typing import Any, NamedTuple
+
+from rayqueue.client.accumulator import KEY_BYTES, PAIR_BYTES, RECORD_BYTES
+from rayqueue.errors import InvalidInputError
+from rayqueue.records import Headers, HeadersIn
+
+_ALLOWED = frozenset((bytes, type(None)))
+
+Integers = Sequence[int] | memoryview
+
+
+class Columns(NamedTuple):
+    """Python lists of one length."""
+
+    values: Sequence[bytes | None]
+    keys: Sequence[bytes | None] | None
+    headers: Sequence[HeadersIn] | None
+    timestamps: Sequence[int]
+    sizes: Sequence[int]
+    """Of key, value and headers of each record."""
+
+    @property
+    def overhead_bytes(self) -> int:
+        """What each record takes besides."""
+        return RECORD_BYTES + KEY_BYTES * (self.keys is not None) + KEY_BYTES * (self.headers is not None)
+
+    def take(self, rows: Sequence[int]) -> Columns:
+        """These rows only, in this order."""
+        if isinstance(rows, range):
+            part = slice(rows.start, rows.stop, rows.step)
+            if (rows.start, rows.step, len(rows)) == (0, 1, len(self.values)):
+                return self
+            return Columns(*(None if column is None else column[part] for column in self))  # type: ignore[arg-type]
+        if len(rows) == 1:
+            (row,) = rows
+            return Columns(*(None if column is None else [column[row]] for column in self))  # type: ignore[arg-type]
+        pick = itemgetter(*rows)
+        return Columns(*(None if column is None else pick(column) for column in self))  # type: ignore[arg-type]
+
+
+def check_columns(
+    values: Sequence[bytes | None],
+    keys: Sequence[bytes | None] | None,
+    headers: Sequence[HeadersIn] | None,
+    timestamps_ms: Sequence[int] | int,
+) -> Columns:
+    """``InvalidInputError`` if these are no columns of records."""
+    values = _listed("values", values)
+    count = len(values)
+    _check_bytes("values", values)
+    sizes = _lengths(values)
+    if keys is not None:
+        keys = _listed("keys", keys, count)
+        _check_bytes("keys", keys)
+        sizes = list(map(add, sizes, _lengths(keys)))
+    if headers is not None:
+        checked = [check_headers(each) for each in _listed("headers", headers, count)]
+        headers = [each for each, _ in checked]
+        sizes = list(map(add, sizes, (size for _, size in checked)))
+    if isinstance(timestamps_ms, int):
+        timestamps: Sequence[int] = [timestamps_ms] * count
+    else:
+        timestamps = _listed("timestamps_ms", timestamps_ms, count)
+        if not set(map(type, timestamps)) <= {int} or (count and not _fits(min(timestamps), max(timestamps))):
+            raise InvalidInputError("timestamps are whole milliseconds that fit 64 bits")
+    return Columns(values, keys, headers, timestamps, sizes)
+
+
+def check_headers(headers: HeadersIn) -> tuple[Headers | None, int]:
+    """The headers of one record in one form, and their size. ``InvalidInputError`` if they are none."""
+    if not headers:
+        return None, 0
+    try:
+        pairs: Headers = tuple(headers.items() if hasattr(headers, "items") else headers)
+        size_bytes = 0
+        for name, value in pairs:
+            if type(name) is not str or not isinstance(value, bytes):
+                raise TypeError
+            size_bytes += len(name.encode()) + len(value) + PAIR_BYTES
+    except (TypeError, ValueError):
+        raise InvalidInputError("headers map names (str) to values (bytes)") from None
+    return pairs, size_bytes
+
+
+def cuts(ends: Integers, overhead_bytes: int, limit_bytes: int) -> Iterator[tuple[int, int, int]]:
+    """Cut records into pieces of at most ``limit_bytes``, or of one record: start, stop and size of each.
+
+    ``ends``: the sizes of the records, added up.
+    """
+    count, start, before = len(ends), 0, 0
+    while start < count:
+        low, high = start + 1, count
+        while low < high:  # the most records that fit
+            middle = (low + high + 1) >> 1
+            if ends[middle - 1] - before + overhead_bytes * (middle - start) <= limit_bytes:
+                low = middle
+            else:
+                high = middle - 1
+        yield start, low, ends[low - 1] - before + overhead_bytes * (low - start)
+        start, before = low, ends[low - 1]
+
+
+def ends_of(sizes: Sequence[int]) -> list[int]:
+    return list(accumulate(sizes))
+
+
+def _listed(name: str, column: Any, count: int | None = None) -> Any:
+    if isinstance(column, (str, bytes, bytearray, memoryview, dict)) or not hasattr(column, "__iter__"):
+        raise InvalidInputError(f"{name} is a column, a list of {name}, not {type(column).__name__}")
+    column = column if isinstance(column, (list, tuple)) else list(column)
+    if count is not None and len(column) != count:
+        raise InvalidInputError(f"{len(column)} {name} for {count} values")
+    return column
+
+
+def _check_bytes(name: str, column: Sequence[Any]) -> None:
+    kinds = set(map(type, column)) - _ALLOWED
+    if kinds:
+        kind = min(each.__name__ for each in kinds)
+        raise InvalidInputError(f"{name} are bytes or None, not {kind}; encode them first")
+
+
+def _lengths(column: Sequence[bytes | None]) -> list[int]:
+    try:
+        return list(map(len, column))  # type: ignore[arg-type]
+    except TypeError:
+        return [len(item or b"") for item in column]
+
+
+def _fits(least: int, most: int) -> bool:
+    return least >= -(2**63) and most < 2**63
+
+
+# -- Arrow ---------------------------------------------------------------------------
+
+
+def is_arrow(column: Any) -> bool:
+    return type(column).__module__.startswith("pyarrow")
+
+
+class ArrowColumns(NamedTuple):
+    """Arrow arrays of one length; values and keys binary."""
+
+    values: Any
+    keys: Any
+    headers: Any
+    timestamps: Any
+    """An int64 array, or one number for all."""
+    ends: memoryview
+    max_size: int
+
+    @property
+    def overhead_bytes(self) -> int:
+        return RECORD_BYTES + KEY_BYTES * (self.keys is not None) + KEY_BYTES * (self.headers is not None)
+
+    def slice(self, start: int, stop: int) -> ArrowColumns:
+        values, keys, headers, stamps = (
+            column if column is None or isinstance(column, int) else column.slice(start, stop - start)
+            for column in self[:4]
+        )
+        return ArrowColumns(values, keys, headers, stamps, self.ends[start:stop], self.max_size)
+
+    def stamps(self) -> Sequence[int] | int:
+        """The timestamps as ``RecordMetadata`` wants them."""
+        if isinstance(self.timestamps, int):
+            return self.timestamps
+        array = self.timestamps
+        words = memoryview(array.buffers()[1]).cast("B").cast("q")
+        return words[array.offset : array.offset + len(array)]
+
+    def take(self, rows: Any) -> ArrowColumns:
+        values, keys, headers, stamps = (
+            column if column is None or isinstance(column, int) else column.take(_index(rows)) for column in self[:4]
+        )
+        return ArrowColumns(values, keys, headers, stamps, _arrow_ends(values, keys, headers)[0], self.max_size)
+
+    def group(self, partitions_of: Any) -> tuple[dict[int, ArrowColumns], list[int]]:
+        """By partition, and the row of each record in this order. ``partitions_of`` maps a list of keys."""
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        encoded = self.keys.dictionary_encode()
+        names = pa.array(partitions_of(encoded.dictionary.to_pylist()), pa.int32())
+        chosen = names.take(encoded.indices).fill_null(-1)
+        parts: dict[int, ArrowColumns] = {}
+        order: list[int] = []
+        for number in sorted(chosen.unique().to_pylist()):
+            rows = pc.indices_nonzero(pc.equal(chosen, number))
+            parts[number] = self.take(rows)
+            order += memoryview(rows.buffers()[1]).cast("B").cast("Q")[rows.offset : rows.offset + len(rows)].tolist()
+        return parts, order
+
+
+def check_arrow(values: Any, keys: Any, headers: Any, timestamps_ms: Any) -> ArrowColumns:
+    """``InvalidInputError`` if these are no columns of records."""
+    import pyarrow as pa
+
+    if isinstance(timestamps_ms, int):
+        stamps: Any = timestamps_ms
+    else:
+        stamps = _arrow("timestamps_ms", timestamps_ms, pa.int64())
+        if stamps.null_count:
+            raise InvalidInputError("timestamps must not be null")
+    values = _arrow("values", values, pa.binary())
+    keys = None if keys is None else _arrow("keys", keys, pa.binary())
+    if isinstance(headers, pa.ChunkedArray):
+        headers = headers.combine_chunks()
+    if headers is not None and not isinstance(headers, pa.Array):
+        raise InvalidInputError(f"headers must be an Arrow array if values are, not {type(headers).__name__}")
+    for name, column in (("keys", keys), ("headers", headers), ("timestamps_ms", stamps)):
+        if column is not None and not isinstance(column, int) and len(column) != len(values):
+            raise InvalidInputError(f"{len(column)} {name} for {len(values)} values")
+    ends, most = _arrow_ends(values, keys, headers)
+    return ArrowColumns(values, keys, headers, stamps, ends, most)
+
+
+def _index(rows: Any) -> Any:
+    import pyarrow as pa
+
+    return pa.array(rows, pa.int64()) if isinstance(rows, list) else rows
+
+
+def _arrow(name: str, column: Any, kind: Any) -> Any:
+    import pyarrow as pa
+
+    if isinstance(column, (list, tuple)):
+        column = pa.array(column)
+    if isinstance(column, pa.ChunkedArray):
+        column = column.combine_chunks()
+    if not isinstance(column, pa.Array):
+        raise InvalidInputError(f"{name} must be an Arrow array if values are, not {type(column).__name__}")
+    if column.type == kind:
+        return column
+    if pa.types.is_timestamp(column.type):
+        column = column.cast(pa.timestamp("ms"))
+    try:
+        return column.cast(kind)
+    except pa.ArrowException as error:
+        raise InvalidInputError(f"{name} cannot be read as {kind}: {error}") from None
+
+
+def _arrow_ends(values: Any, keys: Any, headers: Any) -> tuple[memoryview, int]:
+    """The sizes of the records, added up, and the largest."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    sizes = pc.fill_null(pc.binary_length(values), 0).cast(pa.int64())
+    if keys is not None:
+        sizes = pc.add(sizes, pc.fill_null(pc.binary_length(keys), 0).cast(pa.int64()))
+    if headers is not None and len(headers):
+        # Headers are few and alike; their share is spread evenly rather than looked at one by one.
+        sizes = pc.add(sizes, headers.nbytes // len(headers) + 1)
+    ends = pc.cumulative_sum(sizes)
+    words = memoryview(ends.buffers()[1]).cast("B").cast("q") if len(ends) else memoryview(b"").cast("q")
+    most = pc.max(sizes).as_py() or 0
+    return words[ends.offset : ends.offset + len(ends)], most

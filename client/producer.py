@@ -1,0 +1,541 @@
+"""The public producer: what an application calls to write.
+
+``send`` checks the record, chooses its partition and leaves it with the
+accumulator; the rest happens in the I/O thread. A mistake in the arguments is
+raised by the call itself, and nothing is accepted then. Everything later is
+told by the ``Delivery``.
+
+A producer may be used from several threads, and handed to a Ray task or actor:
+there it is a new producer with the same options, of the same cluster.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from types import TracebackType
+from typing import Any, TypeVar
+
+from typing_extensions import Self
+
+from rayqueue.client.accumulator import ANY, BATCH_BYTES, KEY_BYTES, RECORD_BYTES, Accumulator, closed
+from rayqueue.client.columns import (
+    ArrowColumns,
+    Columns,
+    check_arrow,
+    check_columns,
+    check_headers,
+    cuts,
+    ends_of,
+    is_arrow,
+)
+from rayqueue.client.delivery import CallbackThread, Deliveries, Delivery, Part, RecordMetadata, failed_outcome
+from rayqueue.client.partitioners import CustomPartitioner, check_partitioner
+from rayqueue.client.sender import Sender
+from rayqueue.client.stream import COMPRESSIONS
+from rayqueue.client.targets import Target
+from rayqueue.config import ProducerSettings
+from rayqueue.errors import InvalidInputError, OutcomeUnknownError, QueueFullError
+from rayqueue.protocol.topics import TopicInfo, check_name
+from rayqueue.records import HeadersIn, RecordBatch
+
+_log = logging.getLogger(__name__)
+_T = TypeVar("_T")
+
+OnDelivery = Callable[[Delivery], object]
+OnDeliveries = Callable[[Deliveries], object]
+_Add = Callable[[], Part | None]
+"""One step of a ``send_many``: None if there is no space now."""
+
+
+class Producer:
+    """Writes records to topics. Made by ``RayQueue.producer``; options are those of ``ProducerSettings``."""
+
+    def __init__(self, rq: Any, **options: Any) -> None:
+        self._rq = rq
+        self._options = options
+        self._partitioner, self.settings = _settings_of(rq.settings.producer, options)
+        settings = self.settings
+        max_batch_bytes: int = rq.settings.log.max_batch_bytes
+        self._max_batch_bytes = max_batch_bytes
+        self._batch_bytes = min(settings.batch_bytes, max_batch_bytes - BATCH_BYTES)
+        self._compression = COMPRESSIONS[settings.compression]
+        self._io = rq.io
+        loop: asyncio.AbstractEventLoop = rq.io.loop
+        self._targets: dict[str, Target] = {}
+        self._targets_lock = threading.Lock()
+
+        def wake() -> None:
+            try:
+                loop.call_soon_threadsafe(sender.wake)
+            except RuntimeError:
+                raise closed() from None
+
+        self._accumulator = Accumulator(
+            batch_bytes=self._batch_bytes,
+            buffer_bytes=settings.buffer_bytes,
+            linger_ms=settings.linger_ms,
+            delivery_timeout_ms=settings.delivery_timeout_ms,
+            clock_s=time.monotonic,
+            wake=wake,
+        )
+        sender = self._sender = Sender(
+            self._accumulator, rq.routes, settings, rq.settings.client, loop=loop, topic_changed=_Changes(self._targets)
+        )
+        self._append = self._accumulator.append
+        self._leaving = weakref.finalize(self, _left, self._accumulator)
+
+    # -- sending -------------------------------------------------------------------------
+
+    def send(
+        self,
+        topic: str,
+        value: bytes | None,
+        *,
+        key: bytes | None = None,
+        headers: HeadersIn = None,
+        priority: int = 0,
+        partition: int | None = None,
+        timestamp_ms: int | None = None,
+        on_delivery: OnDelivery | None = None,
+    ) -> Delivery:
+        """Accept a record; it is sent with others, in the order of the calls.
+
+        Waits if ``buffer_bytes`` are on their way already, for ``delivery_timeout_ms`` at most, or raises
+        ``QueueFullError`` if ``on_full`` says so. ``on_delivery`` is called with the delivery in the callback thread.
+        """
+        if on_delivery is not None:
+            self._wait_for_callbacks()
+        delivery = self._try_send(topic, value, key, headers, priority, partition, timestamp_ms, on_delivery)
+        if type(delivery) is int:
+            delivery = self._when_space(
+                delivery,
+                lambda: self._try_send(topic, value, key, headers, priority, partition, timestamp_ms, on_delivery),
+            )
+        return delivery  # type: ignore[return-value]
+
+    async def send_async(
+        self,
+        topic: str,
+        value: bytes | None,
+        *,
+        key: bytes | None = None,
+        headers: HeadersIn = None,
+        priority: int = 0,
+        partition: int | None = None,
+        timestamp_ms: int | None = None,
+    ) -> RecordMetadata:
+        """Send a record and wait until it is acknowledged, in any event loop. Many of these may be under way."""
+        if topic not in self._targets:
+            await self._look_up_async(topic)
+        arguments = (topic, value, key, headers, priority, partition, timestamp_ms, None)
+        delivery = self._try_send(*arguments)
+        if isinstance(delivery, int):
+            delivery = await self._when_space_async(delivery, lambda: self._try_send(*arguments))
+        return await delivery
+
+    def _try_send(
+        self,
+        topic: str,
+        value: bytes | None,
+        key: bytes | None,
+        headers: HeadersIn,
+        priority: int,
+        partition: int | None,
+        timestamp_ms: int | None,
+        on_delivery: OnDelivery | None,
+    ) -> Delivery | int:
+        """Check and accept a record; how much space it needs if there is not enough now. The hot path."""
+        target = self._targets.get(topic)
+        if target is None:
+            target = self._look_up(topic)
+        if type(value) is bytes:
+            size_bytes = len(value)
+        elif value is None:
+            size_bytes = 0
+        else:
+            raise InvalidInputError(f"a value is bytes or None, not {type(value).__name__}; encode it first")
+        overhead_bytes = RECORD_BYTES
+        if key is not None:
+            if type(key) is not bytes:
+                raise InvalidInputError(f"a key is bytes or None, not {type(key).__name__}; encode it first")
+            size_bytes += len(key)
+            overhead_bytes += KEY_BYTES
+        if headers is not None:
+            headers, header_bytes = check_headers(headers)
+            size_bytes += header_bytes
+            overhead_bytes += KEY_BYTES
+        if size_bytes > target.max_bytes:
+            raise target.oversized(size_bytes)
+        if priority != 0:
+            target.check_priority(priority)
+        if partition is not None:
+            partition = target.check_partition(partition)
+        elif key is None and target.sticks:
+            partition = ANY
+        else:
+            partition = target.choose(key, value)
+        if timestamp_ms is None:
+            timestamp_ms = int(time.time() * 1000)
+        elif type(timestamp_ms) is not int or not -_MAX_TIMESTAMP <= timestamp_ms < _MAX_TIMESTAMP:
+            raise InvalidInputError(f"a timestamp is whole milliseconds since 1970, not {timestamp_ms!r}")
+        size_bytes += overhead_bytes
+        delivery = self._append(
+            target.buffer, partition, priority, key, value, headers, timestamp_ms, size_bytes, on_delivery
+        )
+        return size_bytes if delivery is None else delivery
+
+    def send_many(
+        self,
+        topic: str,
+        values: Any,
+        *,
+        keys: Any = None,
+        headers: Any = None,
+        priority: int = 0,
+        partition: int | None = None,
+        timestamps_ms: Any = None,
+        on_delivery: OnDeliveries | None = None,
+    ) -> Deliveries:
+        """Accept many records, given as columns: lists of bytes, or Arrow arrays. In order, per partition.
+
+        A mistake in any of them is raised before the first is accepted. With ``on_full="raise"`` all are
+        accepted or none; otherwise it waits as ``send`` does, and what finds no space in time is told by its delivery.
+        """
+        target = self._targets.get(topic)
+        if target is None:
+            target = self._look_up(topic)
+        if on_delivery is not None:
+            self._wait_for_callbacks()
+        steps, order, total_bytes = self._steps(target, values, keys, headers, priority, partition, timestamps_ms)
+        self._refuse_if_too_much(total_bytes)
+        parts: list[Part] = []
+        full: QueueFullError | None = None
+        for add, count, size_bytes in steps:
+            part = None
+            if full is None:
+                part = add()
+                if part is None:
+                    try:
+                        part = self._when_space(size_bytes, add)
+                    except QueueFullError as error:
+                        full = error
+            if part is None:
+                assert full is not None  # noqa: S101  # or there would be a part
+                part = Part(failed_outcome(topic, -1 if partition is None else partition, full), 0, count)
+            parts.append(part)
+        deliveries = Deliveries(parts, order)
+        if on_delivery is not None:
+            deliveries.add_done_callback(on_delivery)
+        return deliveries
+
+    async def send_many_async(
+        self,
+        topic: str,
+        values: Any,
+        *,
+        keys: Any = None,
+        headers: Any = None,
+        priority: int = 0,
+        partition: int | None = None,
+        timestamps_ms: Any = None,
+    ) -> Sequence[RecordMetadata]:
+        """Send many records, given as columns, and wait until all are acknowledged."""
+        if topic not in self._targets:
+            await self._look_up_async(topic)
+        target = self._targets[topic]
+        steps, order, total_bytes = self._steps(target, values, keys, headers, priority, partition, timestamps_ms)
+        self._refuse_if_too_much(total_bytes)
+        parts: list[Part] = []
+        for add, _, size_bytes in steps:
+            part = add()
+            parts.append(await self._when_space_async(size_bytes, add) if part is None else part)
+        return await Deliveries(parts, order)
+
+    def _steps(
+        self,
+        target: Target,
+        values: Any,
+        keys: Any,
+        headers: Any,
+        priority: int,
+        partition: int | None,
+        timestamps_ms: Any,
+    ) -> tuple[Iterator[tuple[_Add, int, int]], list[int] | None, int]:
+        """Check the columns. What to do to accept them, piece by piece; the order this leaves them in; their size."""
+        target.check_priority(priority)
+        if partition is not None:
+            target.check_partition(partition)
+        if timestamps_ms is None:
+            timestamps_ms = int(time.time() * 1000)
+        elif isinstance(timestamps_ms, int) and not -_MAX_TIMESTAMP <= timestamps_ms < _MAX_TIMESTAMP:
+            raise InvalidInputError(f"a timestamp is whole milliseconds since 1970, not {timestamps_ms!r}")
+        if is_arrow(values):
+            return self._arrow_steps(target, check_arrow(values, keys, headers, timestamps_ms), priority, partition)
+        columns = check_columns(values, keys, headers, timestamps_ms)
+        sizes = columns.sizes
+        if sizes and max(sizes) > target.max_bytes:
+            raise target.oversized(max(sizes))
+        total_bytes = sum(sizes) + len(sizes) * columns.overhead_bytes
+        rows = {partition: range(len(sizes))} if partition is not None else None
+        if rows is None:
+            rows = target.choose_many(columns.values, columns.keys)  # type: ignore[assignment]
+        if rows is None:
+            return self._list_steps(target, {ANY: columns}, priority), None, total_bytes
+        if len(rows) == 1:
+            return self._list_steps(target, dict.fromkeys(rows, columns), priority), None, total_bytes
+        parts = {number: columns.take(each) for number, each in rows.items()}
+        order = [row for each in rows.values() for row in each]
+        return self._list_steps(target, parts, priority), order, total_bytes
+
+    def _list_steps(self, target: Target, parts: dict[int, Columns], lane: int) -> Iterator[tuple[_Add, int, int]]:
+        extend = self._accumulator.extend
+        for number, columns in parts.items():
+            for start, stop, size_bytes in cuts(ends_of(columns.sizes), columns.overhead_bytes, self._batch_bytes):
+                piece: Any = [None if column is None else column[start:stop] for column in columns[:4]]
+
+                def add(number: int = number, piece: Any = piece, size_bytes: int = size_bytes) -> Part | None:
+                    values, keys, headers, stamps = piece
+                    return extend(target.buffer, number, lane, values, keys, headers, stamps, size_bytes)
+
+                yield add, stop - start, size_bytes
+
+    def _arrow_steps(
+        self, target: Target, columns: ArrowColumns, lane: int, partition: int | None
+    ) -> tuple[Iterator[tuple[_Add, int, int]], list[int] | None, int]:
+        if columns.max_size > target.max_bytes:
+            raise target.oversized(columns.max_size)
+        order: list[int] | None = None
+        if partition is not None:
+            parts = {partition: columns}
+        else:
+            parts, order = target.choose_arrow(columns)
+        count = len(columns.values)
+        total_bytes = (columns.ends[count - 1] if count else 0) + count * columns.overhead_bytes
+        return self._arrow_pieces(target, parts, lane), order, total_bytes
+
+    def _arrow_pieces(
+        self, target: Target, parts: dict[int, ArrowColumns], lane: int
+    ) -> Iterator[tuple[_Add, int, int]]:
+        put = self._accumulator.put
+        for number, columns in parts.items():
+            for start, stop, _ in cuts(columns.ends, columns.overhead_bytes, self._batch_bytes):
+                piece = columns.slice(start, stop)
+                payload = RecordBatch.encode_arrow(
+                    piece.values,
+                    piece.keys,
+                    piece.headers,
+                    timestamps=piece.timestamps,
+                    lane=lane,
+                    compression=self._compression,
+                )
+                stamps, count = piece.stamps(), stop - start
+
+                def add(
+                    number: int = number, payload: bytes = payload, count: int = count, stamps: Any = stamps
+                ) -> Part | None:
+                    return put(target.buffer, number, lane, payload, count, stamps)
+
+                yield add, count, len(payload)
+
+    # -- waiting -------------------------------------------------------------------------
+
+    def _refuse_if_too_much(self, size_bytes: int) -> None:
+        if self.settings.on_full == "raise" and not self._accumulator.fits(size_bytes):
+            raise self._full()
+
+    def _full(self) -> QueueFullError:
+        return QueueFullError(
+            f"{self._accumulator.used_bytes} bytes are not acknowledged yet, of {self.settings.buffer_bytes} that "
+            "buffer_bytes allows; slow down and retry"
+        )
+
+    def _when_space(self, size_bytes: int, add: Callable[[], _T | int | None]) -> _T:
+        """Wait for space, and add then. ``QueueFullError`` if there is none in time, or waiting is not wanted."""
+        if self.settings.on_full == "raise" or self._io.is_current:  # the I/O thread would wait for itself
+            raise self._full()
+        deadline_s = time.monotonic() + self.settings.delivery_timeout_ms / 1000
+        while True:
+            space = threading.Event()
+            self._accumulator.when_space(size_bytes, space.set)
+            if not space.wait(max(0.0, deadline_s - time.monotonic())):
+                raise self._full()
+            added = add()
+            if added is not None and not isinstance(added, int):
+                return added
+
+    async def _when_space_async(self, size_bytes: int, add: Callable[[], _T | int | None]) -> _T:
+        if self.settings.on_full == "raise":
+            raise self._full()
+        deadline_s = time.monotonic() + self.settings.delivery_timeout_ms / 1000
+        loop = asyncio.get_running_loop()
+        while True:
+            space = asyncio.Event()
+            self._accumulator.when_space(size_bytes, lambda space=space: _wake_in(loop, space.set))  # type: ignore[misc]
+            try:
+                await asyncio.wait_for(space.wait(), max(0.0, deadline_s - time.monotonic()))
+            except asyncio.TimeoutError:
+                raise self._full() from None
+            added = add()
+            if added is not None and not isinstance(added, int):
+                return added
+
+    def _wait_for_callbacks(self) -> None:
+        """Callbacks that cannot keep up hold up those who ask for more of them."""
+        callbacks = CallbackThread.shared()
+        if callbacks.backlog > CallbackThread.MAX_BACKLOG and not self._io.is_current:
+            callbacks.drain(self.settings.delivery_timeout_ms / 1000)
+
+    def flush(self, timeout_ms: int | None = None) -> None:
+        """Send at once what lingers, and wait until all that was accepted before is acknowledged, or has failed.
+
+        Callbacks have run then too. ``OutcomeUnknownError`` after ``timeout_ms``: the producer still tries.
+        """
+        if self._io.is_current:
+            raise InvalidInputError("this would wait for itself: in the I/O thread, await flush_async()")
+        deadline_s = None if timeout_ms is None else time.monotonic() + timeout_ms / 1000
+        resolved = threading.Event()
+        self._accumulator.when_resolved(self._accumulator.cut_all(), resolved.set)
+        if not resolved.wait(None if timeout_ms is None else timeout_ms / 1000):
+            raise self._not_flushed(timeout_ms)
+        left_s = None if deadline_s is None else max(0.0, deadline_s - time.monotonic())
+        if not CallbackThread.shared().drain(left_s):
+            raise OutcomeUnknownError(f"callbacks have not finished after {timeout_ms} ms")
+
+    async def flush_async(self, timeout_ms: int | None = None) -> None:
+        """The same in an event loop. Does not wait for callbacks."""
+        loop, resolved = asyncio.get_running_loop(), asyncio.Event()
+        self._accumulator.when_resolved(self._accumulator.cut_all(), lambda: _wake_in(loop, resolved.set))
+        try:
+            await asyncio.wait_for(resolved.wait(), None if timeout_ms is None else timeout_ms / 1000)
+        except asyncio.TimeoutError:
+            raise self._not_flushed(timeout_ms) from None
+
+    def _not_flushed(self, timeout_ms: int | None) -> OutcomeUnknownError:
+        return OutcomeUnknownError(
+            f"{self._accumulator.unresolved_records} records are not acknowledged after {timeout_ms} ms"
+        )
+
+    # -- topics --------------------------------------------------------------------------
+
+    def _look_up(self, topic: str) -> Target:
+        check_name("topic", topic)
+        if self._accumulator.is_closed:
+            raise closed()
+        if self._io.is_current:
+            info = self._rq.routes.cached_topic(topic)
+            if info is None:
+                raise InvalidInputError(f"{topic} is not known yet: in the I/O thread, await send_async()")
+        else:
+            info = self._io.call(self._rq.routes.topic(topic))
+        return self._add_target(info)
+
+    async def _look_up_async(self, topic: str) -> None:
+        check_name("topic", topic)
+        if self._accumulator.is_closed:
+            raise closed()
+        self._add_target(await asyncio.wrap_future(self._io.run(self._rq.routes.topic(topic))))
+
+    def _add_target(self, info: TopicInfo) -> Target:
+        with self._targets_lock:
+            target = self._targets.get(info.name)
+            if target is None:
+                target = Target(info, self._partitioner, self._max_batch_bytes)
+                self._accumulator.add_topic(target.buffer)
+                self._targets[info.name] = target
+        return target
+
+    # -- the end -------------------------------------------------------------------------
+
+    def close(self, timeout_ms: int | None = None) -> None:
+        """Accept nothing more, and wait until all that was accepted is acknowledged or has failed.
+
+        After ``timeout_ms`` what is left is given up: its deliveries tell whether it may be written.
+        """
+        self._accumulator.close()
+        self._leaving.detach()
+        try:
+            self.flush(timeout_ms)
+        except OutcomeUnknownError as error:
+            _log.warning("a producer was closed too soon: %s", error)
+        finally:
+            if self._io.usable:
+                self._io.loop.call_soon_threadsafe(self._sender.close)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    async def close_async(self, timeout_ms: int | None = None) -> None:
+        """The same in an event loop."""
+        await asyncio.to_thread(self.close, timeout_ms)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close_async()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _make, (self._rq, self._options)
+
+    def __repr__(self) -> str:
+        state = "closed" if self._accumulator.is_closed else f"{self._accumulator.used_bytes} bytes on their way"
+        return f"<Producer acks={self.settings.acks} topics={sorted(self._targets)}: {state}>"
+
+
+_MAX_TIMESTAMP = 2**63
+
+
+class _Changes:
+    """Tells the targets what the I/O thread has seen. Holds no producer, so that one can be let go."""
+
+    def __init__(self, targets: dict[str, Target]) -> None:
+        self._targets = targets
+
+    def __call__(self, info: TopicInfo) -> None:
+        target = self._targets.get(info.name)
+        if target is not None:
+            target.changed(info)
+
+
+def _make(rq: Any, options: dict[str, Any]) -> Producer:
+    return Producer(rq, **options)
+
+
+def _settings_of(
+    defaults: ProducerSettings, options: dict[str, Any]
+) -> tuple[str | CustomPartitioner, ProducerSettings]:
+    options = dict(options)
+    partitioner = options.pop("partitioner", defaults.partitioner)
+    if not isinstance(partitioner, str) and not callable(partitioner):
+        raise InvalidInputError(f"a partitioner is a name or a callable, not {partitioner!r}")
+    return check_partitioner(partitioner), ProducerSettings(**{**defaults.model_dump(), **options})
+
+
+def _wake_in(loop: asyncio.AbstractEventLoop, wake: Callable[[], None]) -> None:
+    try:
+        loop.call_soon_threadsafe(wake)
+    except RuntimeError:  # the loop was closed; nobody waits any more
+        return
+
+
+def _left(accumulator: Accumulator) -> None:
+    """A producer was let go, or the process ends, without ``close``."""
+    records = accumulator.unresolved_records
+    if records:
+        _log.warning(
+            "a producer was not closed, and %d of its records are not acknowledged: they may be lost when the process "
+            "ends. Use it in a with block, or call close().",
+            records,
+        )

@@ -1,0 +1,128 @@
+"""A topic as a producer knows it, and which of its partitions a record goes to."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from random import randrange
+
+from rayqueue.client.accumulator import ANY, BATCH_BYTES, TopicBuffer
+from rayqueue.client.columns import ArrowColumns
+from rayqueue.client.partitioners import BY_KEY, STICKY, CustomPartitioner, KeyedPartitions
+from rayqueue.errors import InvalidInputError, OversizedRecordError, UnknownPartitionError
+from rayqueue.protocol.topics import TopicInfo
+
+
+class Target:
+    """One topic. Application threads ask it; the I/O thread tells it of new partitions."""
+
+    __slots__ = ("_by_key", "_custom", "_keyed", "_max_batch_bytes", "_next", "buffer", "max_bytes", "name", "sticks")
+
+    def __init__(self, info: TopicInfo, partitioner: str | CustomPartitioner, max_batch_bytes: int) -> None:
+        count = len(info.partitions)
+        self.name = info.name
+        self._max_batch_bytes = max_batch_bytes
+        self.max_bytes = self._limit(info)
+        """Of key, value and headers together."""
+        # Not all producers begin with the first partition.
+        self.buffer = TopicBuffer(info.name, count, info.settings.lanes, self.max_bytes, randrange(count))  # noqa: S311
+        self._custom = None if isinstance(partitioner, str) else partitioner
+        self._by_key = partitioner if isinstance(partitioner, str) and partitioner in BY_KEY else None
+        self.sticks = self._by_key is not None or partitioner == STICKY
+        """Records without a key go to ``ANY`` partition, a batch at a time."""
+        self._keyed = KeyedPartitions(self._by_key or BY_KEY[0], count)
+        self._next = randrange(count)  # noqa: S311
+
+    def changed(self, info: TopicInfo) -> None:
+        """The topic has more partitions, or other limits. Never fewer partitions."""
+        self.max_bytes = self._limit(info)
+        count = len(info.partitions)
+        if count > self._keyed.partitions:
+            self.buffer.grow(count)
+            self._keyed = KeyedPartitions(self._by_key or BY_KEY[0], count)
+
+    def _limit(self, info: TopicInfo) -> int:
+        return min(info.settings.max_record_bytes, self._max_batch_bytes - BATCH_BYTES)
+
+    # -- one record ----------------------------------------------------------------------
+
+    def choose(self, key: bytes | None, value: bytes | None) -> int:
+        """The partition's number, or ``ANY``."""
+        if self._by_key is not None:
+            return ANY if key is None else self._keyed.one(key)
+        if self._custom is not None:
+            count = len(self.buffer.partitions)
+            return self.check_partition(self._custom(key, value, count), "the partitioner's answer")
+        return ANY if self.sticks else self._turn(1)
+
+    def check_partition(self, number: int, what: str = "partition") -> int:
+        if type(number) is not int:
+            raise InvalidInputError(f"{what} is a whole number, not {number!r}")
+        count = len(self.buffer.partitions)
+        if not 0 <= number < count:
+            raise UnknownPartitionError(f"{self.name} has partitions 0 to {count - 1}, not {number}", partition=number)
+        return number
+
+    def check_priority(self, priority: int) -> int:
+        lanes = self.buffer.lanes
+        if type(priority) is not int or not 0 <= priority < lanes:
+            raise InvalidInputError(
+                f"priority is from 0 to {lanes - 1} in {self.name}, which has {lanes} lanes, not {priority!r}",
+                priority=priority,
+            )
+        return priority
+
+    def oversized(self, size_bytes: int) -> OversizedRecordError:
+        return OversizedRecordError(
+            f"key, value and headers have {size_bytes} bytes; {self.name} takes {self.max_bytes}",
+            size_bytes=size_bytes,
+            limit=self.max_bytes,
+        )
+
+    # -- many ----------------------------------------------------------------------------
+
+    def choose_many(
+        self, values: Sequence[bytes | None], keys: Sequence[bytes | None] | None
+    ) -> dict[int, Sequence[int]] | None:
+        """The rows of each partition, or of ``ANY``; None if all go to ``ANY``."""
+        if self._custom is not None:
+            every = values if keys is None else keys
+            chosen = [
+                self.choose(None if keys is None else key, value) for key, value in zip(every, values, strict=True)
+            ]
+        elif self._by_key is None:
+            return None if self.sticks else self._turns(len(values))
+        elif keys is None:
+            return None
+        elif None in keys:
+            named = self._keyed.many([key for key in keys if key is not None])
+            found = iter(named)
+            chosen = [ANY if key is None else next(found) for key in keys]
+        else:
+            if self._keyed.partitions == 1:
+                return {0: range(len(values))}
+            chosen = self._keyed.many(keys)  # type: ignore[arg-type]  # no None among them
+        rows: dict[int, list[int]] = {number: [] for number in set(chosen)}
+        for row, number in enumerate(chosen):
+            rows[number].append(row)
+        return dict(rows)
+
+    def choose_arrow(self, columns: ArrowColumns) -> tuple[dict[int, ArrowColumns], list[int] | None]:
+        """The columns of each partition, or of ``ANY``, and the order this leaves the records in."""
+        if self._by_key is not None and columns.keys is not None:
+            return columns.group(lambda keys: [ANY if key is None else self._keyed.one(key) for key in keys])
+        if self.sticks:
+            return {ANY: columns}, None
+        keys = None if columns.keys is None else columns.keys.to_pylist()
+        rows = self.choose_many(columns.values.to_pylist() if self._custom else range(len(columns.values)), keys)  # type: ignore[arg-type]
+        parts = {number: columns.take(list(each)) for number, each in (rows or {}).items()}
+        return parts, [row for each in (rows or {}).values() for row in each]
+
+    def _turn(self, records: int) -> int:
+        turn = self._next
+        self._next = (turn + records) % len(self.buffer.partitions)
+        return turn
+
+    def _turns(self, records: int) -> dict[int, Sequence[int]]:
+        count = len(self.buffer.partitions)
+        first = self._turn(records)
+        return {(first + row) % count: range(row, records, count) for row in range(min(count, records))}
