@@ -1,0 +1,8 @@
+"""What the bridges to Spark and to Ray Data share: whole stretches of a topic in and out, as Arrow.
+
+``places.py`` says where a read begins and ends, ``ranges.py`` what to read,
+``lookup.py`` asks the cluster for it, ``scan.py`` reads one range, ``frame.py``
+makes columns of it. ``rows.py`` turns columns into batches for partitions,
+``append.py`` writes them exactly once, ``staging.py`` keeps what tasks wrote
+until their job decides, ``publish.py`` carries the decision out.
+"""

@@ -1,0 +1,159 @@
+"""Appending many batches to one partition, in order, with several on their way.
+
+``Appends`` belongs to the I/O thread. It holds on to every batch until all
+before it are acknowledged. When one fails, the others that are on their way are
+waited for, and then everything from the failed one on is sent again, in order.
+What that means depends on the batches:
+
+- with a producer id and sequences, those that had been written are answered as
+  duplicates: each is in the log once;
+- without, some may be in the log twice. ``acknowledged`` tells where the last
+  copy of each is, and these are in order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections import deque
+from collections.abc import Callable, Coroutine
+from typing import Any, NamedTuple, TypeVar
+
+from rayqueue.client.retry import Retry
+from rayqueue.client.router import GroupRoute
+from rayqueue.config import MIB, ClientSettings
+from rayqueue.errors import RayQueueError, SequenceExpiredError, TransportError
+from rayqueue.protocol.data import Appended
+from rayqueue.records import BatchHeader
+from rayqueue.records.header import HEADER_BYTES, pack_header
+
+_T = TypeVar("_T")
+
+MAX_IN_FLIGHT = 16
+"""Batches: less than a partition remembers of a producer."""
+MAX_IN_FLIGHT_BYTES = 8 * MIB
+
+
+class Written(NamedTuple):
+    base_offset: int | None
+    """None: it was written so long ago that its offset is forgotten."""
+    count: int  # type: ignore[assignment]
+    duplicate: bool
+
+
+class _Pending:
+    __slots__ = ("answer", "payload")
+
+    def __init__(self, payload: bytes) -> None:
+        self.payload = payload
+        self.answer: asyncio.Future[Appended] | None = None
+
+
+class Appends:
+    def __init__(self, route: GroupRoute, settings: ClientSettings) -> None:
+        self._route = route
+        self._retry = Retry(settings, random.Random(), time.monotonic(), idempotent=True)  # noqa: S311
+        self._pending: deque[_Pending] = deque()
+        self._pending_bytes = 0
+        self._stalled = False
+        self.acknowledged: list[Written] = []
+
+    async def put(self, payload: bytes) -> None:
+        """Send one more. Waits while too much is on its way; raises what an earlier one could not recover from."""
+        while self._pending and (
+            len(self._pending) >= MAX_IN_FLIGHT or self._pending_bytes + len(payload) > MAX_IN_FLIGHT_BYTES
+        ):
+            await self._settle()
+        pending = _Pending(payload)
+        self._pending.append(pending)
+        self._pending_bytes += len(payload)
+        channel = self._route.leader_channel
+        if channel is None or channel.closed:
+            self._stalled = True  # the next one to wait finds out who leads
+        if channel is not None and not self._stalled:
+            pending.answer = channel.append(payload)
+
+    async def finish(self) -> list[Written]:
+        """Wait for all. One entry per batch, in order."""
+        while self._pending:
+            await self._settle()
+        return self.acknowledged
+
+    async def _settle(self) -> None:
+        """The first one is acknowledged, or everything is sent again."""
+        first = self._pending[0]
+        try:
+            if first.answer is None:
+                await self._send_all()
+            if first.answer is None:
+                raise TransportError("a batch was not sent")
+            answer = await first.answer
+            written = Written(answer.base_offset, answer.count, answer.duplicate)
+        except SequenceExpiredError:
+            written = Written(None, BatchHeader.parse(first.payload).count, True)
+        except RayQueueError as error:
+            await self._recover(error)
+            return
+        self._retry.progress(time.monotonic())
+        self._pending.popleft()
+        self._pending_bytes -= len(first.payload)
+        self.acknowledged.append(written)
+
+    async def _send_all(self) -> None:
+        channel = await self._route.leader()
+        for each in self._pending:
+            each.answer = channel.append(each.payload)
+        self._stalled = False
+
+    async def _recover(self, error: RayQueueError) -> None:
+        answers = [each.answer for each in self._pending if each.answer is not None]
+        await asyncio.gather(*answers, return_exceptions=True)
+        for each in self._pending:
+            each.answer = None
+        self._stalled = True
+        wait = self._retry.after(error, time.monotonic())
+        if wait.refresh or isinstance(error, TransportError):
+            self._route.failed(error)
+        await asyncio.sleep(wait.seconds)
+
+
+async def append_once(route: GroupRoute, payload: bytes, settings: ClientSettings) -> Written:
+    """One batch of an idempotent producer."""
+    appends = Appends(route, settings)
+    await appends.put(payload)
+    (written,) = await appends.finish()
+    return written
+
+
+async def persist(attempt: Callable[[], Coroutine[Any, Any, _T]], route: GroupRoute, settings: ClientSettings) -> _T:
+    """Repeat an attempt for as long as its errors say that this may help."""
+    retry = Retry(settings, random.Random(), time.monotonic(), idempotent=True)  # noqa: S311
+    while True:
+        try:
+            return await attempt()
+        except RayQueueError as error:
+            wait = retry.after(error, time.monotonic())
+            if wait.refresh or isinstance(error, TransportError):
+                route.failed(error)
+            await asyncio.sleep(wait.seconds)
+
+
+def signed(payload: bytes | memoryview, *, producer_id: int, epoch: int, sequence: int, lane: int) -> bytes:
+    """The same records as a batch of this producer."""
+    header = BatchHeader.parse(payload)
+    body = memoryview(payload)[HEADER_BYTES:]
+    head = pack_header(
+        parts=[body],
+        count=header.count,
+        producer_id=producer_id,
+        sequence=sequence,
+        epoch=epoch,
+        lane=lane,
+        compression=header.compression,
+        flags=header.flags,
+        min_timestamp=header.min_timestamp,
+        max_timestamp=header.max_timestamp,
+        message_bytes=header.message_bytes,
+    )
+    return b"".join((head, body))
