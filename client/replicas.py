@@ -163,6 +163,7 @@ class Replicas:
 
     def _ask(self, node: str) -> concurrent.futures.Future[Any]:
         """In a thread beside: Ray may block here."""
+        _check_ray()
         try:
             actor: Any = ray.get_actor(actor_name(self._group_id, NodeId(node)), self._namespace)
         except ValueError:
@@ -173,6 +174,7 @@ class Replicas:
 
 def coordinator_nodes(namespace: str) -> tuple[str, ...]:
     """The replicas of the coordinator that have actors. Blocks."""
+    _check_ray()
     named = ray.util.list_named_actors(all_namespaces=True)
     return tuple(
         sorted(
@@ -181,3 +183,9 @@ def coordinator_nodes(namespace: str) -> tuple[str, ...]:
             if actor["namespace"] == namespace and actor["name"].startswith(_COORDINATOR_PREFIX)
         )
     )
+
+
+def _check_ray() -> None:
+    """Ray starts itself when it is asked something before it was started, or after it was shut down. Not for us."""
+    if not ray.is_initialized():
+        raise OutcomeUnknownError("this process is not connected with Ray any more")

@@ -11,6 +11,7 @@ import asyncio
 import random
 import uuid
 from collections.abc import Coroutine, Iterable
+from contextlib import suppress
 from itertools import count
 from typing import Any, TypeVar
 
@@ -150,7 +151,8 @@ class GroupRoute:
         pause_s = client.retry_min_ms / 1000
         attempts = count(1)
         while True:
-            await self._replicas.refresh(force=next(attempts) % _REFRESH_EVERY == 0)
+            with suppress(OutcomeUnknownError):
+                await self._replicas.refresh(force=next(attempts) % _REFRESH_EVERY == 0)
             found = await self._look()
             if found is not None:
                 return found
