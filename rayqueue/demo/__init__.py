@@ -1,5 +1,4 @@
-"""``rayqueue demo``: a partition whose leader is killed while it is written and read, and the proof that this did
-no harm. ``traffic`` writes and reads, ``story`` kills and compares, ``view`` shows it."""
+"""``rayqueue demo``: a topic, producers and a consumer group in Ray tasks, and leaders killed on the way."""
 
 from __future__ import annotations
 

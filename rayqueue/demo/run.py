@@ -1,4 +1,4 @@
-"""From the command to the story: a Ray of its own, a group on it, and nothing left behind."""
+"""From the command to the story: a Ray of its own, a queue on it, and nothing left behind."""
 
 from __future__ import annotations
 
@@ -11,13 +11,10 @@ from pathlib import Path
 
 from rich.console import Console
 
+from rayqueue.client.connection import connect
 from rayqueue.client.embedded import embedded_ray
-from rayqueue.client.group import ReplicaGroup
-from rayqueue.config import Settings
-from rayqueue.demo.story import Outcome, Plan, Story
+from rayqueue.demo.story import TOPIC, Outcome, Plan, Story
 from rayqueue.demo.view import save_svg, show, verdict
-
-_GROUP = "demo-0"
 
 
 def run(plan: Plan, *, data_dir: Path | None = None, svg: Path | None = None, quiet: bool = False) -> Outcome:
@@ -26,10 +23,12 @@ def run(plan: Plan, *, data_dir: Path | None = None, svg: Path | None = None, qu
     with _home(data_dir) as home, _ray_is_silent(), console.status("") as doing, ExitStack() as cleanup:
         doing.update("starting Ray on this machine")
         cleanup.enter_context(embedded_ray())
-        doing.update("starting three replicas")
-        group = cleanup.enter_context(ReplicaGroup.start(_GROUP, Settings(data_dir=home)))
-        story = Story(group, plan)
-        cleanup.callback(story.stop)
+        doing.update("starting RayQueue")
+        rq = connect(data_dir=home)
+        cleanup.callback(rq.shutdown)
+        doing.update(f"creating a topic of {plan.partitions} partitions, three replicas each")
+        rq.create_topic(TOPIC, partitions=plan.partitions, replication=3)
+        story = Story(rq, plan, rq.topic(TOPIC))
         doing.stop()
         outcome, picture = show(story, console)
         console.print(verdict(outcome))

@@ -1,79 +1,72 @@
-"""What happens in the demo: write, read, kill the leader, look whether anything is missing.
+"""What happens in the demo: produce, consume, kill leaders, look whether anything is missing.
 
 ``Story`` is told step by step (``tick``) so that whoever shows it decides how
-often. It kills with SIGKILL, the process of whichever replica leads, once the
-group is whole again after the kill before; Ray restarts the process, and the
-replica continues from its disk. At the end it reads the whole log once more,
-from each replica, and compares.
+often. It kills with SIGKILL, the process of the replica that leads one
+partition after the other, once that partition is whole again after the kill
+before; Ray restarts the process, and the replica continues from its disk.
 """
 
 from __future__ import annotations
 
-import hashlib
-import os
-import signal
 import time
 from dataclasses import asdict, dataclass, field
-from itertools import pairwise
 from typing import Any
 
-from rayqueue.client.group import ReplicaGroup
-from rayqueue.demo.traffic import Check, Reader, Writer
-from rayqueue.errors import RayQueueError
-from rayqueue.ids import NodeId
-from rayqueue.replica import Status
+import ray
 
+from rayqueue.client.admin import GroupDescription, PartitionDescription, TopicDescription
+from rayqueue.client.connection import RayQueue
+from rayqueue.demo.traffic import Board, Consumed, Gap, Produced, Rate, add_up, consume, produce, value_of
+from rayqueue.errors import RayQueueError
+from rayqueue.testing.faults import kill_leader
+
+TOPIC, GROUP = "orders", "billing"
 _LOOK_EVERY_S = 0.2
 _PATIENCE_S = 60.0
-_FETCH_BYTES = 4 << 20
-_SPRINT_BATCH_RECORDS = 1000
+_SPRINT_TOPIC = "sprint"
+_SPRINT_CALL = 5_000
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
     records: int = 100_000
+    partitions: int = 2
+    producers: int = 2
+    consumers: int = 2
     kills: int = 3
     seconds: float = 15.0
-    """How long the writing takes, if nothing holds it up."""
-    batch_records: int = 100
+    """How long the producing takes, if nothing holds it up."""
+
+    @property
+    def each(self) -> int:
+        """Records per producer."""
+        return self.records // self.producers
 
 
 @dataclass(slots=True)
 class Kill:
-    """One kill -9 of the replica that led."""
+    """One kill -9 of the replica that led a partition."""
 
-    node: NodeId
+    partition: int
+    node: str
     pid: int
     at_s: float
+    """Wall-clock."""
     term: int
-    successor: NodeId | None = None
+    successor: str | None = None
     pause_s: float | None = None
-    """The longest silence between two acknowledgements around it: what the producer noticed."""
+    """The longest silence between two acknowledgements of this partition around it: what a producer noticed."""
     rejoined_s: float | None = None
     """Until the killed replica ran again and had all records."""
 
 
 @dataclass(frozen=True, slots=True)
-class Copy:
-    """One replica's log, read from its beginning."""
-
-    node: NodeId
-    records: int
-    missing: int
-    digest: str
-    seconds: float
-
-
-@dataclass(frozen=True, slots=True)
 class Sprint:
-    """Records written as fast as they go, while nothing is killed."""
+    """Records as fast as they go, by one process, while nothing is killed."""
 
     records: int
-    seconds: float
-
-    @property
-    def records_per_s(self) -> float:
-        return self.records / self.seconds
+    produce_s: float
+    consume_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,20 +77,21 @@ class Outcome:
     lost: int
     duplicated: int
     out_of_order: int
+    stored: int
+    """Records in the topic, by its high watermarks."""
+    lag: int
+    """Records that the group has not committed."""
     kills: tuple[Kill, ...]
-    copies: tuple[Copy, ...]
     sprint: Sprint | None
 
     @property
     def sound(self) -> bool:
-        wanted = self.plan.records
+        wanted = self.plan.each * self.plan.producers
+        found = (self.acknowledged, self.read, self.stored, self.lost, self.duplicated, self.out_of_order, self.lag)
         return (
-            (self.acknowledged, self.read, self.lost, self.duplicated, self.out_of_order) == (wanted, wanted, 0, 0, 0)
+            found == (wanted, wanted, wanted, 0, 0, 0, 0)
             and len(self.kills) == self.plan.kills
             and all(kill.rejoined_s is not None for kill in self.kills)
-            and bool(self.copies)
-            and all(copy.records == wanted and not copy.missing for copy in self.copies)
-            and len({copy.digest for copy in self.copies}) == 1
             and self.sprint is not None
         )
 
@@ -111,78 +105,99 @@ class Outcome:
 
 @dataclass(slots=True)
 class Story:
-    group: ReplicaGroup
+    rq: RayQueue
     plan: Plan
-    statuses: dict[NodeId, Status] = field(default_factory=dict)
+    topic: TopicDescription
+    group: GroupDescription | None = None
     kills: list[Kill] = field(default_factory=list)
-    copies: list[Copy] = field(default_factory=list)
-    sprint: Sprint | None = None
+    produced: dict[int, Produced] = field(default_factory=dict)
+    consumed: dict[int, Consumed] = field(default_factory=dict)
+    produce_rate: Rate = field(default_factory=Rate)
+    consume_rate: Rate = field(default_factory=Rate)
     started_s: float = field(default_factory=time.monotonic)
-    writer: Writer = field(init=False)
-    reader: Reader = field(init=False)
-    _offset: int = field(init=False)
+    sprint: Sprint | None = None
+    _board: Any = None
+    _producers: list[Any] = field(default_factory=list)
+    _consumers: list[Any] = field(default_factory=list)
     _looked_s: float = 0.0
-
-    def __post_init__(self) -> None:
-        self._offset = self.group.end_offset()
-        plan = self.plan
-        self.writer = Writer(self.group, plan.records, plan.batch_records, plan.seconds)
-        self.reader = Reader(self.group, self._offset, plan.records)
+    _progress_s: float = 0.0
 
     # -- the telling -------------------------------------------------------------------------
 
     def begin(self) -> None:
-        self.started_s = time.monotonic()
-        self._look()
-        self.writer.ceiling = self._ceiling()
-        self.reader.start()
-        self.writer.start()
+        plan = self.plan
+        self._board = ray.remote(num_cpus=0)(Board).remote()
+        counts = plan.producers, plan.each
+        self._consumers = [
+            consume.remote(self.rq, TOPIC, GROUP, member, *counts, self._board) for member in range(plan.consumers)
+        ]
+        self._producers = [
+            produce.remote(self.rq, TOPIC, producer, plan.each, plan.seconds, self._board)
+            for producer in range(plan.producers)
+        ]
+        self.started_s = self._progress_s = time.monotonic()
 
     def tick(self) -> bool:
-        """Go on with what is due. False once all is written, read and healed."""
-        for thread in (self.writer, self.reader):
-            if thread.error is not None:
-                raise thread.error
+        """Look, and kill if it is time. False once everything is produced, read, and whole again."""
         now_s = time.monotonic()
-        if now_s - self._looked_s >= _LOOK_EVERY_S:
-            self._look()
-        if self._healing is not None:
-            self._watch(self._healing, now_s)
-        elif self._kill_is_due():
+        if now_s - self._looked_s < _LOOK_EVERY_S:
+            return True
+        self._looked_s = now_s
+        before = self.acknowledged, self.read
+        self.produced, self.consumed = ray.get(self._board.look.remote(self._ceiling(), False), timeout=_PATIENCE_S)
+        if (self.acknowledged, self.read) != before:
+            self._progress_s = now_s
+        if now_s - self._progress_s > _PATIENCE_S:
+            raise TimeoutError(f"nothing was produced or read for {_PATIENCE_S:.0f} s")
+        self.produce_rate.add(now_s, self.acknowledged)
+        self.consume_rate.add(now_s, self.read)
+        self._look()
+        healing = self._healing
+        if healing is not None:
+            self._watch(healing)
+        elif len(self.kills) < self.plan.kills and self.acknowledged >= self._next_mark():
             self._kill_leader()
-        self.writer.ceiling = self._ceiling()
-        return self.writer.running or self.reader.running or self._healing is not None
+        wanted = self.plan.each * self.plan.producers
+        return self._healing is not None or len(self.kills) < self.plan.kills or self.read < wanted
 
-    def read_copies(self) -> None:
-        """Every replica's log from the first record on, from its own disk or memory."""
-        self.copies = [self._copy(node) for node in self.group.nodes]
-
-    def run_sprint(self) -> None:
-        """Write as many records again, large batches, no pauses; the end of the log says whether all arrived."""
-        plan, before = self.plan, self.group.end_offset()
-        writer = Writer(self.group, plan.records, _SPRINT_BATCH_RECORDS, seconds=0.0)
-        started_s = time.monotonic()
-        writer.write()
-        sprint = Sprint(writer.acknowledged, time.monotonic() - started_s)
-        self.sprint = sprint if self.group.end_offset() == before + plan.records == before + sprint.records else None
-
-    def stop(self) -> None:
-        self.writer.stop()
-        self.reader.stop()
-
-    def outcome(self) -> Outcome:
-        check = self.reader.check
+    def finish(self) -> Outcome:
+        """Let the tasks end, and judge what they return."""
+        produced: list[Produced] = ray.get(self._producers, timeout=_PATIENCE_S)
+        ray.get(self._board.look.remote(1.0, True), timeout=_PATIENCE_S)
+        consumed: list[Consumed] = ray.get(self._consumers, timeout=_PATIENCE_S)
+        self._look()
+        plan = self.plan
+        found = add_up(consumed, plan.producers, plan.each)
         return Outcome(
-            plan=self.plan,
-            acknowledged=self.writer.acknowledged,
-            read=check.read,
-            lost=check.missing,
-            duplicated=check.duplicated,
-            out_of_order=check.out_of_order + check.gaps,
+            plan=plan,
+            acknowledged=sum(each.acknowledged for each in produced),
+            read=found.read,
+            lost=found.lost,
+            duplicated=found.duplicated,
+            out_of_order=found.out_of_order,
+            stored=sum(each.end_offset for each in self.topic.partitions),
+            lag=-1 if self.group is None else self.group.lag,
             kills=tuple(self.kills),
-            copies=tuple(self.copies),
             sprint=self.sprint,
         )
+
+    def run_sprint(self) -> None:
+        """As many records again, as columns, as fast as one process produces and then consumes them."""
+        records = self.plan.records
+        self.rq.create_topic(_SPRINT_TOPIC, partitions=1, replication=3)
+        values = [value_of(0, number) for number in range(_SPRINT_CALL)]
+        started_s = time.monotonic()
+        with self.rq.producer() as producer:
+            for first in range(0, records, _SPRINT_CALL):
+                producer.send_many(_SPRINT_TOPIC, values[: records - first])
+            producer.flush()
+        produced_s = time.monotonic()
+        read = 0
+        with self.rq.consumer(_SPRINT_TOPIC) as consumer:
+            while read < records and time.monotonic() - produced_s < _PATIENCE_S:
+                read += len(consumer.poll(max_records=_SPRINT_CALL, timeout_ms=1000))
+        if read == records:
+            self.sprint = Sprint(records, produced_s - started_s, time.monotonic() - produced_s)
 
     # -- its parts -----------------------------------------------------------------------------
 
@@ -191,73 +206,65 @@ class Story:
         return time.monotonic() - self.started_s
 
     @property
-    def leader(self) -> Status | None:
-        leading = [status for status in self.statuses.values() if status.role == "leader"]
-        return max(leading, key=lambda status: status.term, default=None)
+    def acknowledged(self) -> int:
+        return sum(each.acknowledged for each in self.produced.values())
+
+    @property
+    def sent(self) -> int:
+        return sum(each.sent for each in self.produced.values())
+
+    @property
+    def read(self) -> int:
+        return sum(each.read for each in self.consumed.values())
 
     @property
     def _healing(self) -> Kill | None:
         return self.kills[-1] if self.kills and self.kills[-1].rejoined_s is None else None
 
     def _look(self) -> None:
-        self.statuses = self.group.statuses()
-        self._looked_s = time.monotonic()
-
-    def _kill_is_due(self) -> bool:
-        """At even distances, and never while a replica is missing: two of three must be there."""
-        if len(self.kills) == self.plan.kills or len(self.statuses) < len(self.group.nodes):
-            return False
-        return self.writer.acknowledged >= self._next_mark()
+        self.topic = self.rq.topic(TOPIC)
+        try:
+            self.group = self.rq.group(GROUP)
+        except RayQueueError:
+            self.group = None  # nobody has joined yet
 
     def _next_mark(self) -> int:
         return self.plan.records * (len(self.kills) + 1) // (self.plan.kills + 1)
 
-    def _ceiling(self) -> int:
-        """The writer goes on past a mark, but not to the next one: a kill should hit it while it writes."""
-        half_way = self.plan.records // (self.plan.kills + 1) // 2
-        return self._next_mark() + half_way if len(self.kills) < self.plan.kills else self.plan.records
+    def _ceiling(self) -> float:
+        """Producers go on past a mark, but not to the next one: a kill should hit them while they send."""
+        left = self.plan.kills - len(self.kills)
+        return (len(self.kills) + 1.5) / (self.plan.kills + 1) if left else 1.0
+
+    def _partition(self, number: int) -> PartitionDescription:
+        return self.topic.partitions[number]
 
     def _kill_leader(self) -> None:
+        number = len(self.kills) % self.plan.partitions
         try:
-            node = self.group.leader()
-            pid = self.group.process(node).pid
+            leader = kill_leader(self.rq, TOPIC, number)
         except RayQueueError:
             return  # nobody leads right now; the next tick tries again
-        term = self.statuses[node].term if node in self.statuses else 0
-        os.kill(pid, signal.SIGKILL)
-        self.kills.append(Kill(node, pid, time.monotonic(), term))
-        self.statuses.pop(node, None)
+        self.kills.append(Kill(number, leader.node, leader.pid, time.time(), leader.term))
 
-    def _watch(self, kill: Kill, now_s: float) -> None:
-        if now_s - kill.at_s > _PATIENCE_S:
+    def _watch(self, kill: Kill) -> None:
+        if time.time() - kill.at_s > _PATIENCE_S:
             raise TimeoutError(f"{kill.node} has not come back within {_PATIENCE_S:.0f} s after it was killed")
-        leader = self.leader
-        if kill.successor is None and leader is not None and leader.node_id != kill.node and leader.term > kill.term:
-            kill.successor = leader.node_id
-        back = self.statuses.get(kill.node)
-        if kill.successor is None or back is None or leader is None or back.high_watermark < leader.high_watermark:
+        partition = self._partition(kill.partition)
+        leader = leader_node(partition)
+        if kill.successor is None and leader is not None and partition.term > kill.term:
+            kill.successor = leader
+        back = next((each for each in partition.replicas if each.node == kill.node), None)
+        behind = partition.end_offset - (back.high_watermark if back and back.high_watermark is not None else -1)
+        if kill.successor is None or leader is None or behind > 0:
             return
-        pause_s = self._pause_s(kill)
-        if pause_s is not None:
-            kill.pause_s = pause_s
-            kill.rejoined_s = now_s - kill.at_s
+        pauses = [gap for each in self.produced.values() for gap in each.gaps if self._belongs(gap, kill)]
+        kill.pause_s = max((gap.end_s - gap.start_s for gap in pauses), default=0.0)
+        kill.rejoined_s = time.time() - kill.at_s
 
-    def _pause_s(self, kill: Kill) -> float | None:
-        """None before the first acknowledgement that came after the kill."""
-        times_s = list(self.writer.ack_times_s)
-        return max((later - earlier for earlier, later in pairwise(times_s) if later > kill.at_s), default=None)
+    def _belongs(self, gap: Gap, kill: Kill) -> bool:
+        return gap.partition == kill.partition and gap.end_s > kill.at_s
 
-    def _copy(self, node: NodeId) -> Copy:
-        started_s = time.monotonic()
-        digest = hashlib.sha256()
-        check = Check(self.plan.records)
-        offset, end = self._offset, self._offset + self.plan.records
-        while offset < end:
-            for batch in self.group.fetch_from(node, offset, _FETCH_BYTES).batches:
-                check.take(batch)
-                digest.update(batch.base_offset.to_bytes(8, "little"))
-                digest.update(batch.payload)
-                offset = batch.base_offset + batch.count
-            if time.monotonic() - started_s > _PATIENCE_S:
-                break
-        return Copy(node, check.read, check.missing, digest.hexdigest()[:12], time.monotonic() - started_s)
+
+def leader_node(partition: PartitionDescription) -> str | None:
+    return next((each.node for each in partition.replicas if each.role == "leader"), None)

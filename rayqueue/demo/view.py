@@ -18,13 +18,13 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from rayqueue.demo.story import Kill, Outcome, Story
+from rayqueue.demo.story import GROUP, TOPIC, Kill, Outcome, Story, leader_node
 from rayqueue.demo.traffic import RECORD_BYTES
 
 _FRAME_S = 0.1
 _LINE_S = 2.0
 _WIDTH = 80
-_TITLE = "RayQueue: one partition, three replicas, kill -9 on whichever leads"
+_TITLE = "RayQueue: a topic, a consumer group, kill -9 on whichever leads"
 
 
 def show(story: Story, console: Console) -> tuple[Outcome, RenderableType]:
@@ -34,13 +34,13 @@ def show(story: Story, console: Console) -> tuple[Outcome, RenderableType]:
         story.begin()
         while story.tick():
             draw()
-            if story.kills and len(story.kills) <= 2 and story.kills[-1].node not in story.statuses:
+            if story.kills and len(story.kills) <= 2 and story.kills[-1].rejoined_s is None:
                 picture = frame(story)
             time.sleep(_FRAME_S)
-        story.read_copies()
         story.run_sprint()
+        outcome = story.finish()
         draw()
-    return story.outcome(), picture
+    return outcome, picture
 
 
 @contextmanager
@@ -58,7 +58,7 @@ def _screen(story: Story, console: Console) -> Iterator[Any]:
 
 def frame(story: Story) -> RenderableType:
     return Panel(
-        Group(_bars(story), Text(), _replicas(story), Text(), _events(story)),
+        Group(_bars(story), Text(), _partitions(story), Text(), _events(story)),
         title=_TITLE,
         title_align="left",
         width=_WIDTH,
@@ -69,44 +69,60 @@ def frame(story: Story) -> RenderableType:
 def _bars(story: Story) -> Table:
     table = Table.grid(padding=(0, 2))
     total = story.plan.records
-    counts = (
-        ("written", story.writer.sent),
-        ("acknowledged", story.writer.acknowledged),
-        ("read and checked", story.reader.check.read),
+    rows = (
+        (f"{story.plan.producers} producers", story.acknowledged, story.produce_rate.per_s),
+        (f"{story.plan.consumers} consumers", story.read, story.consume_rate.per_s),
     )
-    for name, count in counts:
-        bar = ProgressBar(total=total, completed=count, width=32, complete_style="green")
-        table.add_row(name, bar, Text(f"{count:>9,} of {total:,}", style="bold"))
+    for name, count, per_s in rows:
+        bar = ProgressBar(total=total, completed=count, width=24, complete_style="green")
+        table.add_row(name, bar, Text(f"{count:>9,}", style="bold"), f"{per_s:>8,.0f} records/s")
     return table
 
 
-def _replicas(story: Story) -> Table:
-    table = Table("replica", "role", "term", "high watermark", "", box=None, pad_edge=False, padding=(0, 3, 0, 0))
+def _partitions(story: Story) -> Table:
+    columns = ("partition", "leader", "term", "high watermark", "lag", "consumer", "")
+    table = Table(*columns, box=None, pad_edge=False, padding=(0, 2, 0, 0))
     killed = story.kills[-1] if story.kills and story.kills[-1].rejoined_s is None else None
-    for node in story.group.nodes:
-        status = story.statuses.get(node)
+    for partition in story.topic.partitions:
+        node = leader_node(partition)
+        leader = Text(node or "none", style="bold green" if node else "red")
+        readers = [
+            f"consumer {member}" for member, told in story.consumed.items() if partition.number in told.partitions
+        ]
         note = Text()
-        if killed is not None and killed.node == node:
-            age_s = time.monotonic() - killed.at_s
-            note = Text(f"kill -9, {age_s:.1f} s ago", style="red")
-        if status is None:
-            table.add_row(node, Text("gone", style="red"), "", "", note)
-            continue
-        style = "bold green" if status.role == "leader" else ""
-        role = Text(status.role, style=style)
-        table.add_row(Text(node, style=style), role, str(status.term), f"{status.high_watermark:,}", note)
+        if killed is not None and killed.partition == partition.number:
+            note = Text(f"{killed.node}: kill -9, {time.time() - killed.at_s:.1f} s ago", style="red")
+        table.add_row(
+            f"{TOPIC}-{partition.number}",
+            leader,
+            str(partition.term),
+            f"{partition.end_offset:,}",
+            f"{_lag(story, partition.number):,}",
+            ", ".join(readers),
+            note,
+        )
     return table
+
+
+def _lag(story: Story, number: int) -> int:
+    if story.group is None:
+        return 0
+    return sum(each.lag for each in story.group.partitions if (each.topic, each.partition) == (TOPIC, number))
 
 
 def _events(story: Story) -> RenderableType:
-    table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0))
-    for column in (f"{story.elapsed_s:.1f} s", "killed", "next leader", "writes paused", "back and whole after"):
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for column in ("killed", "next leader", "acks paused", "back and whole after"):
         table.add_column(column, justify="left" if column in ("killed", "next leader") else "right")
     for kill in story.kills:
-        table.add_row(f"{kill.at_s - story.started_s:.1f} s", f"{kill.node} of term {kill.term}", *_after(kill))
+        table.add_row(_victim(kill), *_after(kill))
     for _ in range(story.plan.kills - len(story.kills)):
         table.add_row()
     return table
+
+
+def _victim(kill: Kill) -> str:
+    return f"{kill.node} of {TOPIC}-{kill.partition}, term {kill.term}"
 
 
 def _after(kill: Kill) -> tuple[str, str, str]:
@@ -128,28 +144,29 @@ class _Lines:
         self._story = story
         self._console = console
         self._next_s = 0.0
-        self._told: list[str] = []
+        self._told: set[str] = set()
 
     def draw(self) -> None:
         story = self._story
-        for kill in story.kills:
+        for number, kill in enumerate(story.kills):
             successor, paused, back = _after(kill)
-            self._say_once(kill, f"killed {kill.node}, leader of term {kill.term}, pid {kill.pid}")
+            self._say_once(number, f"killed {_victim(kill)}, pid {kill.pid}")
             if successor:
-                self._say_once(kill, f"{successor} leads instead of {kill.node}")
+                self._say_once(number, f"{successor} leads {TOPIC}-{kill.partition} instead of {kill.node}")
             if back:
-                self._say_once(kill, f"{kill.node} is back and whole after {back}; writes paused {paused}")
+                self._say_once(number, f"{kill.node} is back and whole after {back}; acks paused {paused}")
         if story.elapsed_s >= self._next_s:
             self._next_s = story.elapsed_s + _LINE_S
-            leader = story.leader
-            who = f"{leader.node_id} leads term {leader.term}" if leader else "nobody leads"
-            counts = f"acknowledged {story.writer.acknowledged:,}, read {story.reader.check.read:,}"
-            self._say(f"{counts} of {story.plan.records:,}; {who}")
+            leaders = ", ".join(
+                f"{leader_node(each) or 'nobody'} leads {each.number}" for each in story.topic.partitions
+            )
+            counts = f"acknowledged {story.acknowledged:,}, read {story.read:,}"
+            self._say(f"{counts} of {story.plan.records:,}; {leaders}")
 
-    def _say_once(self, kill: Kill, text: str) -> None:
-        key = f"{kill.at_s} {text}"
+    def _say_once(self, number: int, text: str) -> None:
+        key = f"{number} {text}"
         if key not in self._told:
-            self._told.append(key)
+            self._told.add(key)
             self._say(text)
 
     def _say(self, text: str) -> None:
@@ -160,22 +177,24 @@ class _Lines:
 
 
 def verdict(outcome: Outcome) -> RenderableType:
-    return Group(_proof(outcome), _kills(outcome), _copies(outcome), _sentence(outcome))
+    return Group(_proof(outcome), _kills(outcome), _sentence(outcome))
 
 
 def _proof(outcome: Outcome) -> Table:
     table = Table(title="Records", title_justify="left", title_style="bold")
-    for name in ("written", "acknowledged", "read", "lost", "duplicated", "out of order"):
+    wanted = outcome.plan.each * outcome.plan.producers
+    columns = {
+        "acknowledged": (outcome.acknowledged, wanted),
+        "stored": (outcome.stored, wanted),
+        "read": (outcome.read, wanted),
+        "lost": (outcome.lost, 0),
+        "duplicated": (outcome.duplicated, 0),
+        "disordered": (outcome.out_of_order, 0),
+        "lag": (outcome.lag, 0),
+    }
+    for name in columns:
         table.add_column(name, justify="right")
-    wanted = outcome.plan.records
-    table.add_row(
-        f"{wanted:,}",
-        _judged(outcome.acknowledged, wanted),
-        _judged(outcome.read, wanted),
-        _judged(outcome.lost, 0),
-        _judged(outcome.duplicated, 0),
-        _judged(outcome.out_of_order, 0),
-    )
+    table.add_row(*(_judged(*pair) for pair in columns.values()))
     return table
 
 
@@ -184,25 +203,13 @@ def _judged(found: int, wanted: int) -> Text:
 
 
 def _kills(outcome: Outcome) -> Table:
-    table = Table(title="Leaders killed while records were written", title_justify="left", title_style="bold")
+    table = Table(title="Leaders killed on the way", title_justify="left", title_style="bold")
     table.add_column("killed")
     table.add_column("next leader")
-    table.add_column("writes paused", justify="right")
+    table.add_column("acks paused", justify="right")
     table.add_column("back and whole after", justify="right")
     for kill in outcome.kills:
-        table.add_row(f"{kill.node} of term {kill.term}", *_after(kill))
-    return table
-
-
-def _copies(outcome: Outcome) -> Table:
-    table = Table(title="The log, read again from each replica", title_justify="left", title_style="bold")
-    table.add_column("replica")
-    table.add_column("records", justify="right")
-    table.add_column("sha-256 of offsets and bytes")
-    table.add_column("records/s", justify="right")
-    for copy in outcome.copies:
-        rate = copy.records / copy.seconds if copy.seconds else 0.0
-        table.add_row(copy.node, _judged(copy.records, outcome.plan.records), copy.digest, f"{rate:,.0f}")
+        table.add_row(_victim(kill), *_after(kill))
     return table
 
 
@@ -212,10 +219,10 @@ def _sentence(outcome: Outcome) -> Text:
     paused_ms = max((kill.pause_s or 0.0 for kill in outcome.kills), default=0.0) * 1000
     sprint = outcome.sprint
     return Text(
-        f"All {outcome.acknowledged:,} records of {RECORD_BYTES} bytes are on every replica, once and in order.\n"
-        f"Writes paused for {paused_ms:,.0f} ms at most.\n"
-        f"At full speed, without kills, as many again took {sprint.seconds:.2f} s: "
-        f"{sprint.records_per_s:,.0f} records/s.",
+        f"All {outcome.acknowledged:,} records of {RECORD_BYTES} bytes were read by {GROUP}, once and in order.\n"
+        f"A partition's acknowledgements paused for {paused_ms:,.0f} ms at most.\n"
+        f"At full speed, without kills: {sprint.records / sprint.produce_s:,.0f} records/s produced, "
+        f"{sprint.records / sprint.consume_s:,.0f} consumed.",
         style="bold green",
     )
 

@@ -45,9 +45,9 @@ def test_demo(tmp_path: Path) -> None:
     assert "\x1b" not in done.stdout
     lines = done.stdout.splitlines()
     assert max(map(len, lines)) <= 80
-    assert any("leader of term 1" in line and "killed" in line for line in lines)
+    assert any("killed r" in line and "orders-0, term 1, pid" in line for line in lines)
     assert any("is back and whole after" in line for line in lines)
-    assert "All 6,000 records of 100 bytes are on every replica, once and in order." in lines
+    assert "All 6,000 records of 100 bytes were read by billing, once and in order." in lines
     assert "(raylet)" not in done.stdout + done.stderr
     assert "<svg" in (tmp_path / "demo.svg").read_text()
     assert (tmp_path / "data" / "secret").stat().st_mode & 0o777 == 0o600

@@ -11,13 +11,11 @@ from typer.testing import CliRunner
 
 import rayqueue.demo
 from rayqueue.cli import app
-from rayqueue.demo.story import Copy, Kill, Outcome, Plan, Sprint
-from rayqueue.demo.traffic import RECORD_BYTES, Check, value_of
+from rayqueue.demo.story import Kill, Outcome, Plan, Sprint
+from rayqueue.demo.traffic import RECORD_BYTES, Check, Consumed, Rate, Sum, add_up, key_of, value_of
 from rayqueue.demo.view import verdict
 from rayqueue.errors import InvariantBrokenError
-from rayqueue.ids import NodeId, Offset
-from rayqueue.partition import Fetched
-from rayqueue.records import RecordBatch
+from rayqueue.records import Record
 
 PLAN = Plan(records=10, kills=1)
 SOUND = Outcome(
@@ -27,37 +25,58 @@ SOUND = Outcome(
     lost=0,
     duplicated=0,
     out_of_order=0,
-    kills=(Kill(NodeId("n1"), 4711, 1.0, 1, NodeId("n2"), 0.25, 2.0),),
-    copies=tuple(Copy(NodeId(f"n{number}"), 10, 0, "abc", 0.1) for number in (1, 2, 3)),
-    sprint=Sprint(10, 0.1),
+    stored=10,
+    lag=0,
+    kills=(Kill(0, "r1", 4711, 1.0, 1, "r2", 0.25, 2.0),),
+    sprint=Sprint(10, 0.1, 0.1),
 )
 
 
-def batch(base_offset: int, *numbers: int) -> Fetched:
-    payload = RecordBatch.encode(list(map(value_of, numbers)), timestamps=0)
-    return Fetched(Offset(base_offset), len(numbers), payload)
+def seen_by(*members: list[tuple[int, int, int]]) -> Sum:
+    """Each member is told records as partition, producer, number."""
+    reports: list[Consumed] = []
+    for records in members:
+        check = Check(2, 3)
+        for partition, producer, number in records:
+            record = Record(0, 0, key_of(number), value_of(producer, number), topic="orders", partition=partition)
+            check.take(record)
+        reports.append(check.told)
+    return add_up(reports, 2, 3)
 
 
-def checked(*batches: Fetched) -> tuple[int, int, int, int, int]:
-    check = Check(6)
-    for each in batches:
-        check.take(each)
-    return check.read, check.missing, check.duplicated, check.out_of_order, check.gaps
+def test_what_the_consumers_saw_is_added_up() -> None:
+    first = [(0, 0, 0), (0, 0, 2), (0, 1, 0)]
+    second = [(1, 0, 1), (1, 1, 1), (1, 1, 2)]
+    assert seen_by(first, second) == Sum(read=6, lost=0, duplicated=0, out_of_order=0)
+    assert seen_by(first, second[:2]) == Sum(read=5, lost=1, duplicated=0, out_of_order=0)
+    assert seen_by(first, [*second, (0, 0, 2)]) == Sum(read=7, lost=0, duplicated=1, out_of_order=0)
+    assert seen_by([(0, 0, 2), (0, 0, 0), (0, 1, 0)], second) == Sum(read=6, lost=0, duplicated=0, out_of_order=1)
+    assert seen_by([*first, first[-1]], second) == Sum(read=7, lost=0, duplicated=1, out_of_order=1)
 
 
-def test_check() -> None:
-    assert checked(batch(0, 0, 1, 2), batch(3, 3, 4, 5)) == (6, 0, 0, 0, 0)
-    assert checked(batch(7, 0, 1, 2), batch(10, 3, 4, 5)) == (6, 0, 0, 0, 0)
-    assert checked(batch(0, 0, 1, 2), batch(3, 4, 5)) == (5, 1, 0, 1, 0)
-    assert checked(batch(0, 0, 1, 2), batch(3, 2, 3, 4, 5)) == (7, 0, 1, 1, 0)
-    assert checked(batch(0, 0, 2, 1), batch(3, 3, 4, 5)) == (6, 0, 0, 3, 0)
-    assert checked(batch(0, 0, 1, 2), batch(4, 3, 4, 5)) == (6, 0, 0, 0, 1)
-
-
-@pytest.mark.parametrize("value", [b"short", value_of(6), None, b"x" * RECORD_BYTES])
-def test_check_refuses_what_nobody_wrote(value: bytes | None) -> None:
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        (key_of(0), b"short"),
+        (key_of(0), value_of(0, 3)),
+        (key_of(0), value_of(2, 0)),
+        (key_of(1), value_of(0, 0)),
+        (key_of(0), None),
+        (key_of(0), b"x" * RECORD_BYTES),
+        (key_of(0), value_of(0, 0)[:-1] + b"x"),
+    ],
+)
+def test_check_refuses_what_nobody_wrote(key: bytes, value: bytes | None) -> None:
     with pytest.raises((InvariantBrokenError, ValueError)):
-        Check(6).take(Fetched(Offset(0), 1, RecordBatch.encode([value], timestamps=0)))
+        Check(2, 3).take(Record(0, 0, key, value))
+
+
+def test_rate() -> None:
+    rate = Rate(looks=3)
+    assert rate.per_s == 0
+    for second in range(5):
+        rate.add(float(second), second * second)
+    assert rate.per_s == (16 - 4) / 2
 
 
 @pytest.mark.parametrize(
@@ -65,15 +84,13 @@ def test_check_refuses_what_nobody_wrote(value: bytes | None) -> None:
     [
         {"acknowledged": 9},
         {"read": 9},
+        {"stored": 11},
         {"lost": 1},
         {"duplicated": 1},
         {"out_of_order": 1},
+        {"lag": 1},
         {"kills": ()},
         {"kills": (replace(SOUND.kills[0], rejoined_s=None),)},
-        {"copies": ()},
-        {"copies": (*SOUND.copies[:2], replace(SOUND.copies[2], digest="abd"))},
-        {"copies": (*SOUND.copies[:2], replace(SOUND.copies[2], records=9))},
-        {"copies": (*SOUND.copies[:2], replace(SOUND.copies[2], missing=1))},
         {"sprint": None},
     ],
     ids=lambda defect: next(iter(defect)),

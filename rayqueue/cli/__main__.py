@@ -1,0 +1,5 @@
+"""``python -m rayqueue.cli``"""
+
+from rayqueue.cli import main
+
+main()

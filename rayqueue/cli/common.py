@@ -1,0 +1,121 @@
+"""What all commands share: their options, how they connect, and how they print."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import msgspec
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from rayqueue.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rayqueue.client.connection import RayQueue
+    from rayqueue.config import Settings
+
+ConfigPath = Annotated[
+    Path | None, typer.Option("--config", help="A .toml or .yaml file, instead of rayqueue.toml in this directory.")
+]
+Overrides = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A setting, such as raft.heartbeat_ms=50.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="For programs.")]
+Address = Annotated[
+    str | None, typer.Option(help="Of the Ray cluster. Without it: the one that `rayqueue up` started, or any here.")
+]
+DataDir = Annotated[Path | None, typer.Option(help="Where the data is; the setting data_dir.")]
+Namespace = Annotated[str | None, typer.Option(help="The Ray namespace of the actors; the setting namespace.")]
+
+
+def flags(overrides: Sequence[str] | None) -> dict[str, Any]:
+    """``KEY=VALUE`` as arguments of ``Settings``."""
+    found: dict[str, Any] = {}
+    for override in overrides or ():
+        key, equals, value = override.partition("=")
+        if not equals or not key:
+            raise ConfigError(f"{override} (--set): must be KEY=VALUE, such as raft.heartbeat_ms=50")
+        if key == "config_path":
+            raise ConfigError("config_path (--set): is not a setting; name the file by --config")
+        found[key] = None if value == "none" else value
+    return found
+
+
+def settings_of(data_dir: Path | None, namespace: str | None, overrides: Sequence[str] | None = None) -> Settings:
+    from rayqueue.config import Settings
+
+    given: dict[str, Any] = {"data_dir": data_dir, "namespace": namespace}
+    return Settings(**{key: value for key, value in given.items() if value is not None} | flags(overrides))
+
+
+@contextmanager
+def connected(address: str | None, data_dir: Path | None, namespace: str | None) -> Iterator[RayQueue]:
+    """The RayQueue that runs; ``ClusterNotFoundError`` if none does."""
+    from rayqueue.cli import ray_head
+    from rayqueue.client.connection import connect
+
+    settings = settings_of(data_dir, namespace)
+    with ray_head.quiet():
+        rq = connect(ray_head.address_of(settings, address), create=False, settings=settings)
+    try:
+        yield rq
+    finally:
+        rq.close()
+
+
+# -- printing ------------------------------------------------------------------------------------
+
+
+def print_json(facts: Any) -> None:
+    """One line, whatever the facts are made of."""
+    typer.echo(json.dumps(msgspec.to_builtins(facts, str_keys=True, enc_hook=str)))
+
+
+def console() -> Console:
+    return Console(highlight=False)
+
+
+def table(*columns: str, title: str | None = None, right: Sequence[str] = ()) -> Table:
+    made = Table(title=title, title_justify="left", title_style="bold")
+    for column in columns:
+        made.add_column(column, justify="right" if column in right else "left")
+    return made
+
+
+def add(made: Table, *cells: Any, style: str | None = None) -> None:
+    made.add_row(*(escape(text(cell)) for cell in cells), style=style)
+
+
+def text(value: Any) -> str:
+    if value is None:
+        return "none"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def size(count: int | None) -> str:
+    """Bytes as people read them."""
+    if count is None:
+        return "none"
+    number, units = float(count), ["B", "KiB", "MiB", "GiB", "TiB"]
+    while number >= 1024 and len(units) > 1:
+        number /= 1024
+        units.pop(0)
+    return f"{number:,.0f} {units[0]}" if units[0] == "B" else f"{number:,.1f} {units[0]}"
+
+
+def given(**options: Any) -> dict[str, Any]:
+    """The options that were named on the command line."""
+    return {key: value for key, value in options.items() if value is not None}
+
+
+def changes_of(pairs: Mapping[str, Any], parse: Callable[[Any], Any]) -> dict[str, Any]:
+    """The same, where ``none`` takes a limit away."""
+    return {key: None if value == "none" else parse(value) for key, value in pairs.items() if value is not None}

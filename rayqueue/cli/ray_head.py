@@ -1,0 +1,150 @@
+"""A Ray for `rayqueue up`, on this machine, that outlives the command.
+
+Owns the process of that Ray: how it is started (loopback only, token
+authentication, the settings of ``rayqueue.client.embedded``), the file in the
+data directory that says where it is, and its end. It ends no process but that
+one, whose children Ray itself ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from rayqueue.errors import ClusterNotFoundError, StorageError
+
+if TYPE_CHECKING:
+    from rayqueue.config import Settings
+
+_FILE = "ray.json"
+_START_S = 60.0
+_STOP_S = 40.0
+_LOOK_S = 0.1
+
+
+class Head(NamedTuple):
+    pid: int
+    started: str
+    """When the process started, as the kernel counts: a pid alone may belong to another one by now."""
+    address: str
+    dashboard: str | None
+
+
+def find(settings: Settings) -> Head | None:
+    """The Ray that `rayqueue up` started for this data directory, if it still runs."""
+    try:
+        fields = json.loads((settings.data_dir / _FILE).read_text())
+        head = Head(**fields)
+    except FileNotFoundError:
+        return None
+    except (ValueError, TypeError) as error:
+        raise StorageError(f"{settings.data_dir / _FILE} cannot be read: {error}; delete it") from None
+    return head if _started(head.pid) == head.started else None
+
+
+def address_of(settings: Settings, address: str | None) -> str | None:
+    """Where to connect: as told, or to the Ray of this data directory. None lets Ray look."""
+    if address is not None:
+        return address
+    head = find(settings)
+    if head is None:
+        return None
+    os.environ.setdefault("RAY_AUTH_MODE", "token")
+    return head.address
+
+
+def start(settings: Settings, *, dashboard_port: int | None) -> Head:
+    """Start it, and return once it answers."""
+    from rayqueue.client.embedded import RAY_SYSTEM_SETTINGS
+    from rayqueue.config import MIB
+
+    settings.data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+    port, client_port = _free_ports(2)
+    log_path = settings.data_dir / "ray.log"
+    command = [
+        str(Path(sys.executable).with_name("ray")),
+        "start",
+        "--head",
+        "--block",
+        "--disable-usage-stats",
+        "--node-ip-address=127.0.0.1",
+        f"--port={port}",
+        f"--ray-client-server-port={client_port}",
+        "--min-worker-port=0",
+        "--max-worker-port=0",
+        "--dashboard-agent-listen-port=0",
+        "--dashboard-host=127.0.0.1",
+        f"--include-dashboard={str(dashboard_port is not None).lower()}",
+        f"--object-store-memory={256 * MIB}",
+        f"--system-config={json.dumps(RAY_SYSTEM_SETTINGS)}",
+    ]
+    if dashboard_port is not None:
+        command.append(f"--dashboard-port={dashboard_port}")
+    environment = os.environ | {
+        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # see rayqueue.client.embedded: loopback only
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_AUTH_MODE": os.environ.get("RAY_AUTH_MODE", "token"),
+    }
+    with log_path.open("ab") as log:
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment, start_new_session=True
+        )
+    dashboard = None if dashboard_port is None else f"http://127.0.0.1:{dashboard_port}"
+    head = Head(process.pid, _started(process.pid) or "", f"127.0.0.1:{port}", dashboard)
+    deadline_s = time.monotonic() + _START_S
+    while b"block forever" not in log_path.read_bytes():
+        if process.poll() is not None or time.monotonic() > deadline_s:
+            stop(settings, head)
+            raise ClusterNotFoundError(f"Ray did not start; {log_path} says why", path=str(log_path))
+        time.sleep(_LOOK_S)
+    (settings.data_dir / _FILE).write_text(json.dumps(head._asdict()))
+    return head
+
+
+def stop(settings: Settings, head: Head) -> None:
+    """End the Ray that ``start`` started, and all that runs on it."""
+    if _started(head.pid) == head.started:
+        os.kill(head.pid, signal.SIGTERM)
+    deadline_s = time.monotonic() + _STOP_S
+    while _started(head.pid) == head.started and time.monotonic() < deadline_s:
+        time.sleep(_LOOK_S)
+    (settings.data_dir / _FILE).unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Ray says on standard error whom it connects with; a command's output is its own."""
+    logging.getLogger("ray").setLevel(logging.ERROR)
+    with contextlib.redirect_stderr(io.StringIO()):
+        yield
+
+
+def _started(pid: int) -> str | None:
+    """The start time of a process that runs; None if there is none, or only what is left of one."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    return None if fields[0] == "Z" else fields[19]
+
+
+def _free_ports(count: int) -> list[int]:
+    sockets = [socket.socket() for _ in range(count)]
+    try:
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in sockets]
+    finally:
+        for each in sockets:
+            each.close()

@@ -1,0 +1,244 @@
+"""`rayqueue topics`: create, list, describe, alter, delete."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from rich.table import Table
+
+from rayqueue.cli.common import (
+    Address,
+    AsJson,
+    DataDir,
+    Namespace,
+    add,
+    connected,
+    console,
+    given,
+    print_json,
+    size,
+    table,
+)
+from rayqueue.errors import InvalidInputError, UnknownTopicError
+
+if TYPE_CHECKING:
+    from rayqueue.client.admin import PartitionDescription, TopicDescription
+
+app = typer.Typer(help="Topics: create, list, describe, alter, delete.", no_args_is_help=True)
+
+Name = Annotated[str, typer.Argument(help="The topic.")]
+Partitions = Annotated[int | None, typer.Option(help="How many shards.")]
+
+
+def _limit(what: str) -> Any:
+    return typer.Option(metavar="NUMBER|none", help=what)
+
+
+RetentionMs = Annotated[str | None, _limit("Older records may be deleted.")]
+RetentionBytes = Annotated[str | None, _limit("The oldest records of a larger partition may be deleted.")]
+RetentionConsumed = Annotated[
+    bool | None, typer.Option("--retention-consumed/--no-retention-consumed", help="Delete what all groups have read.")
+]
+MaxRecordBytes = Annotated[int | None, typer.Option(help="The largest record.")]
+MaxBacklogBytes = Annotated[str | None, _limit("More than this unread by the slowest group: the topic is full.")]
+MaxBacklogRecords = Annotated[str | None, _limit("The same in records.")]
+
+
+@app.command()
+def create(
+    name: Name,
+    partitions: Partitions = None,
+    replication: Annotated[int | None, typer.Option(help="Copies of each partition.")] = None,
+    lanes: Annotated[int | None, typer.Option(help="Priority levels.")] = None,
+    retention_ms: RetentionMs = None,
+    retention_bytes: RetentionBytes = None,
+    retention_consumed: RetentionConsumed = None,
+    max_record_bytes: MaxRecordBytes = None,
+    max_backlog_bytes: MaxBacklogBytes = None,
+    max_backlog_records: MaxBacklogRecords = None,
+    if_missing: Annotated[bool, typer.Option("--if-missing", help="No error if it exists.")] = False,
+    address: Address = None,
+    data_dir: DataDir = None,
+    namespace: Namespace = None,
+    as_json: AsJson = False,
+) -> None:
+    """Make a topic, and wait until each partition has a leader."""
+    settings = given(
+        partitions=partitions,
+        replication=replication,
+        lanes=lanes,
+        retention_consumed=retention_consumed,
+        max_record_bytes=max_record_bytes,
+    ) | _limits(
+        retention_ms=retention_ms,
+        retention_bytes=retention_bytes,
+        max_backlog_bytes=max_backlog_bytes,
+        max_backlog_records=max_backlog_records,
+    )
+    with connected(address, data_dir, namespace) as rq, _progress(as_json) as bar:
+        task = bar.add_task(f"creating {name}", total=settings.get("partitions", 1))
+        info = rq.create_topic(
+            name,
+            if_missing=if_missing,
+            on_progress=lambda led, total: bar.update(task, completed=led, total=total),
+            **settings,
+        )
+    if as_json:
+        print_json(info)
+    else:
+        console().print(
+            f"{name}: {info.settings.partitions} partitions, {info.settings.replication} replicas each", style="green"
+        )
+
+
+@app.command("list")
+def list_topics(
+    address: Address = None, data_dir: DataDir = None, namespace: Namespace = None, as_json: AsJson = False
+) -> None:
+    """All topics, their size and their leaders' health."""
+    with connected(address, data_dir, namespace) as rq:
+        topics = [rq.topic(each.name) for each in rq.topics()]
+    if as_json:
+        print_json(topics)
+    elif topics:
+        console().print(topics_table(topics))
+    else:
+        console().print("There is no topic. `rayqueue topics create NAME` makes one.")
+
+
+@app.command()
+def describe(
+    name: Name, address: Address = None, data_dir: DataDir = None, namespace: Namespace = None, as_json: AsJson = False
+) -> None:
+    """A topic's settings, and each partition with its replicas."""
+    with connected(address, data_dir, namespace) as rq:
+        topic = rq.topic(name)
+    if as_json:
+        print_json(topic)
+        return
+    out = console()
+    settings = table("setting", "value", title=f"{name} (topic {topic.topic_id})")
+    for key in topic.settings.__struct_fields__:
+        add(settings, key, getattr(topic.settings, key))
+    out.print(settings)
+    columns = ("partition", "leader", "term", "start", "end", "size", "replicas")
+    partitions = table(*columns, title="Partitions", right=("term", "start", "end", "size"))
+    for each in topic.partitions:
+        cells = (each.number, each.leader or "none", each.term, each.start_offset, each.end_offset)
+        style = None if each.leader and each.in_sync == len(each.replicas) else "red"
+        add(partitions, *cells, size(each.size_bytes), _replicas(each), style=style)
+    out.print(partitions)
+    for trouble in troubles_of(topic):
+        out.print(trouble, style="red")
+
+
+@app.command()
+def alter(
+    name: Name,
+    partitions: Partitions = None,
+    retention_ms: RetentionMs = None,
+    retention_bytes: RetentionBytes = None,
+    retention_consumed: RetentionConsumed = None,
+    max_record_bytes: MaxRecordBytes = None,
+    max_backlog_bytes: MaxBacklogBytes = None,
+    max_backlog_records: MaxBacklogRecords = None,
+    address: Address = None,
+    data_dir: DataDir = None,
+    namespace: Namespace = None,
+    as_json: AsJson = False,
+) -> None:
+    """More partitions, other retention, other limits. `none` takes a limit away."""
+    changes = given(
+        partitions=partitions, retention_consumed=retention_consumed, max_record_bytes=max_record_bytes
+    ) | _limits(
+        retention_ms=retention_ms,
+        retention_bytes=retention_bytes,
+        max_backlog_bytes=max_backlog_bytes,
+        max_backlog_records=max_backlog_records,
+    )
+    if not changes:
+        raise InvalidInputError("nothing to change: name a setting, such as --retention-ms 60000")
+    with connected(address, data_dir, namespace) as rq:
+        info = rq.alter_topic(name, **changes)
+    if as_json:
+        print_json(info)
+    else:
+        told = ", ".join(f"{key} = {getattr(info.settings, key)}" for key in changes)
+        console().print(f"{name}: {told}", style="green")
+
+
+@app.command()
+def delete(
+    name: Name,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    address: Address = None,
+    data_dir: DataDir = None,
+    namespace: Namespace = None,
+    as_json: AsJson = False,
+) -> None:
+    """Delete a topic with all its records."""
+    if not yes:
+        typer.confirm(f"Delete {name} with all its records?", abort=True)
+    with connected(address, data_dir, namespace) as rq:
+        existed = rq.delete_topic(name)
+    if not existed:
+        raise UnknownTopicError(f"there is no topic {name!r}", name=name)
+    if as_json:
+        print_json({"deleted": name})
+    else:
+        console().print(f"{name} is deleted", style="green")
+
+
+# -- shared with `rayqueue status` --------------------------------------------------------------
+
+
+def topics_table(topics: Sequence[TopicDescription]) -> Table:
+    columns = ("topic", "partitions", "replication", "records", "size", "state")
+    made = table(*columns, title="Topics", right=columns[1:5])
+    for topic in topics:
+        troubled = any(True for _ in troubles_of(topic))
+        add(
+            made,
+            topic.name,
+            topic.settings.partitions,
+            topic.settings.replication,
+            topic.records,
+            size(topic.size_bytes),
+            "look" if troubled else "well",
+            style="red" if troubled else None,
+        )
+    return made
+
+
+def troubles_of(topic: TopicDescription) -> Iterator[str]:
+    """What somebody should look at."""
+    for partition in topic.partitions:
+        if partition.leader is None:
+            yield f"{topic.name}-{partition.number} has no leader"
+        for replica in partition.replicas:
+            if replica.problem is not None:
+                where = f"{replica.node} of {topic.name}-{partition.number} on {replica.broker}"
+                yield f"{where}: {replica.problem}"
+
+
+def _replicas(partition: PartitionDescription) -> str:
+    return ", ".join(f"{each.node} {each.role} on {each.broker}" for each in partition.replicas)
+
+
+def _limits(**options: str | None) -> dict[str, int | None]:
+    found: dict[str, int | None] = {}
+    for key, value in options.items():
+        if value is None:
+            continue
+        if value != "none" and not value.isdigit():
+            raise InvalidInputError(f"--{key.replace('_', '-')} is a number or none, not {value!r}", key=key)
+        found[key] = None if value == "none" else int(value)
+    return found
+
+
+def _progress(as_json: bool) -> Progress:
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("partitions lead"))
+    return Progress(*columns, transient=True, disable=as_json, console=console())
