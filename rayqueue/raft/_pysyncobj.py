@@ -146,6 +146,7 @@ class StockRaft(SyncObj):  # type: ignore[misc]  # pysyncobj has no types
     ) -> None:
         self.journal = journal
         self.now = now
+        self._known: dict[NodeId, Peer] = {}
         _step.now = now
         try:
             super().__init__(
@@ -248,14 +249,21 @@ class StockRaft(SyncObj):  # type: ignore[misc]  # pysyncobj has no types
     def stock_receive(self, sender: NodeId, message: dict[str, Any]) -> None:
         _step.now = self.now
         try:
-            SyncObj._SyncObj__onMessageReceived(self, Peer(sender), message)
+            SyncObj._SyncObj__onMessageReceived(self, self._peer(sender), message)
         finally:
             _step.now = None
 
+    def _peer(self, node_id: NodeId) -> Peer:
+        known = self._known.get(node_id)
+        if known is None:
+            known = self._known[node_id] = Peer(node_id)
+        return known
+
     def set_peers(self, voters: Iterable[NodeId], learners: Iterable[NodeId]) -> None:
         """Who else belongs to the group."""
-        self._SyncObj__otherNodes = {Peer(peer) for peer in voters}
-        self._SyncObj__readonlyNodes = {Peer(peer) for peer in learners}
+        self._known.clear()
+        self._SyncObj__otherNodes = {self._peer(peer) for peer in voters}
+        self._SyncObj__readonlyNodes = {self._peer(peer) for peer in learners}
         everyone = self._SyncObj__otherNodes | self._SyncObj__readonlyNodes
         for table, default in (
             (self._SyncObj__raftMatchIndex, 0),
@@ -267,12 +275,12 @@ class StockRaft(SyncObj):  # type: ignore[misc]  # pysyncobj has no types
             for node in everyone:
                 table.setdefault(node, default)
 
-    def peer_matches(self, peer: NodeId, match: Index) -> None:
-        node = Peer(peer)
-        self._SyncObj__raftMatchIndex[node] = max(self._SyncObj__raftMatchIndex[node], match)
-
-    def peer_answered(self, peer: NodeId) -> None:
-        self._SyncObj__lastResponseTime[Peer(peer)] = self.now
+    def peer_answered(self, peer: NodeId, match: Index) -> None:
+        """A member's answer came, and its log matches up to there."""
+        node = self._peer(peer)
+        self._SyncObj__lastResponseTime[node] = self.now
+        if match > self._SyncObj__raftMatchIndex[node]:
+            self._SyncObj__raftMatchIndex[node] = match
 
     def set_term(self, term: Term, vote: NodeId | None) -> None:
         SyncObj._SyncObj__setCurrentTerm(self, term, vote)
@@ -303,7 +311,7 @@ class StockRaft(SyncObj):  # type: ignore[misc]  # pysyncobj has no types
 
     @leader.setter
     def leader(self, leader: NodeId | None) -> None:
-        self._SyncObj__raftLeader = None if leader is None else Peer(leader)
+        self._SyncObj__raftLeader = None if leader is None else self._peer(leader)
 
     @property
     def commit(self) -> Index:

@@ -204,8 +204,10 @@ class Elections(StockRaft):
             self._take_term(term)
         if self.is_leader:
             raise InvariantBrokenError(f"{sender} and {self.node_id} both lead term {term}")
-        self.set_role(FOLLOWER)
-        self.leader = sender
+        if self.role != FOLLOWER:
+            self.set_role(FOLLOWER)
+        if self.leader != sender:
+            self.leader = sender
         self._leader_heard = self.now
         self._hurried_elections = 0
         if not self._transferred:

@@ -31,9 +31,10 @@ Any exception out of these methods is fatal: the caller ends the process.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from random import Random
 from typing import Any
+
+from msgspec import Struct
 
 from rayqueue.config import RaftSettings
 from rayqueue.errors import (
@@ -73,21 +74,19 @@ from rayqueue.records.checksum import entry_crc
 _MEMBERSHIP_TAG = bytes([MEMBERSHIP])
 
 
-@dataclass(frozen=True, slots=True)
-class Done:
+class Done(Struct, frozen=True):
     """The answer to a proposal, a confirmation or a transfer. ``result`` may be an error."""
 
     context: Any
     result: Any
 
 
-@dataclass(slots=True)
-class Ready:
+class Ready(Struct):
     """What one step wants from the outside world. See the module's text for the order."""
 
-    early: list[tuple[NodeId, Message]] = field(default_factory=list)
-    late: list[tuple[NodeId, Message]] = field(default_factory=list)
-    done: list[Done] = field(default_factory=list)
+    early: list[tuple[NodeId, Message]] = []
+    late: list[tuple[NodeId, Message]] = []
+    done: list[Done] = []
 
 
 class RaftEngine(Elections):
@@ -100,6 +99,8 @@ class RaftEngine(Elections):
         self._proposals: list[tuple[bytes, Any]] = []
         self._confirms: list[Any] = []
         self._unreachable: set[NodeId] = set()
+        self._tick_wanted = True  # something came that the stock engine must look at
+        self._stirred = True  # something came that may give work
         self._disk_full = False
         self._durable = store.last_index
         self._bytes_since_checkpoint = 0
@@ -156,6 +157,7 @@ class RaftEngine(Elections):
             raise InvariantBrokenError("an entry must be smaller than an append batch; the caller should have checked")
         leadership.uncommitted_bytes += len(payload)
         self._proposals.append((payload, context))
+        self._stirred = True
 
     def confirm_leadership(self, context: Any) -> None:
         """Ask a majority whether this replica still leads: the answer is None, or the error that it does not.
@@ -164,6 +166,7 @@ class RaftEngine(Elections):
         """
         self._leading()
         self._confirms.append(context)
+        self._stirred = True
 
     def change_members(self, members: Members, context: Any) -> None:
         """Replace the membership. One voter at a time, and never the leader itself."""
@@ -202,17 +205,20 @@ class RaftEngine(Elections):
         if leadership.transfer is not None:
             raise ChangeInProgressError(f"leadership is moving to {leadership.transfer.target} already")
         leadership.transfer = Transfer(target, now + self.settings.election_timeout_max_ms / 1000, context)
+        self._stirred = True
 
     # -- the step ----------------------------------------------------------------------
 
     def receive(self, now: float, event: Event) -> None:
         """Take one event of the transport."""
         self.now = now
+        if type(event) is Received:
+            self._unreachable.discard(event.sender)
+            if not self._disk_full:
+                self._take(event.sender, event.message)
+            return
+        self._stirred = self._tick_wanted = True
         match event:
-            case Received(sender, message):
-                self._unreachable.discard(sender)
-                if not self._disk_full:
-                    self._take(sender, message)
             case PeerUp(peer):
                 self._unreachable.discard(peer)
                 if self._leadership is not None and peer in self._leadership.progress:
@@ -227,7 +233,8 @@ class RaftEngine(Elections):
     def step(self, now: float) -> Ready:
         """Let time pass, write the proposals, and say what to send."""
         self.now = now
-        if not self._disk_full:
+        if not self._disk_full and (self._stirred or now > self.next_deadline or self.busy):
+            self._stirred = False
             try:
                 self._advance()
             except DamagedLogError as error:
@@ -239,17 +246,29 @@ class RaftEngine(Elections):
         return ready
 
     def _advance(self) -> None:
-        self._prepare_election()
-        self.stock_tick()
-        self._transferred = self._transferred and self._campaign
+        if self._tick_wanted or self.now > self.next_deadline:
+            self._tick_wanted = False
+            self._prepare_election()
+            self.stock_tick()
+            self._transferred = self._transferred and self._campaign
+        elif self.applied < self.commit:
+            self.apply_committed()
+        if self._leadership is not None:
+            self._lead(self._leadership)
+
+    def _lead(self, leadership: Leadership) -> None:
         self._write_proposals()
         self._finish_confirmations()
-        self._drive_transfer()
+        if leadership.transfer is not None:
+            self._drive_transfer()
         self._replicate()
 
     def synced(self) -> None:
         """The store's buffer is durable."""
         self._durable = self.store.last_index
+        if self._disk_full or self._only_voter:
+            # A group of one commits by its own disk alone.
+            self._stirred = self._tick_wanted = True
         self._disk_full = False
 
     def disk_full(self) -> None:
@@ -286,11 +305,16 @@ class RaftEngine(Elections):
     # -- messages ----------------------------------------------------------------------
 
     def _take(self, sender: NodeId, message: Message) -> None:
+        # The two that come with every batch first.
+        if type(message) is AppendEntries:
+            self._stirred = True
+            self._on_append(sender, message)
+            return
+        if type(message) is AppendReply:
+            self._on_append_reply(sender, message)
+            return
+        self._stirred = self._tick_wanted = True
         match message:
-            case AppendEntries():
-                self._on_append(sender, message)
-            case AppendReply():
-                self._on_append_reply(sender, message)
             case PreVote():
                 self._on_pre_vote(sender, message)
             case RequestVote():
@@ -335,12 +359,17 @@ class RaftEngine(Elections):
         return min(message.commit, Index(message.prev_index + len(message.entries)))
 
     def _on_append_reply(self, sender: NodeId, reply: AppendReply) -> None:
+        leadership = self._leadership
         if reply.term > self.term:
+            self._stirred = self._tick_wanted = True
             self._take_term(reply.term)
-        elif self._leadership is not None and sender in self._leadership.progress and self._is_current(reply):
-            self._leadership.take_reply(sender, reply)
-            self.peer_answered(sender)
-            self.peer_matches(sender, self._leadership.progress[sender].match)
+        elif leadership is not None and sender in leadership.progress and self._is_current(reply):
+            match = leadership.take_reply(sender, reply)
+            self.peer_answered(sender, match)
+            if match > self.commit:
+                self._stirred = self._tick_wanted = True
+            elif leadership.has_use_for(sender, reply):
+                self._stirred = True
 
     def _is_current(self, reply: AppendReply) -> bool:
         """An answer to an earlier leadership of ours says nothing about the log as it is now."""
@@ -371,10 +400,10 @@ class RaftEngine(Elections):
         if not proposals:
             return
         leadership = self._leading()
-        index, entries = self.store.last_index, []
+        index, term, entries = self.store.last_index, self.term, []
         for payload, context in proposals:
             index = Index(index + 1)
-            entries.append(Entry(index, self.term, payload, entry_crc(index, self.term, payload)))
+            entries.append(Entry(index, term, payload, entry_crc(index, term, payload)))
             leadership.waiting[index] = (context, len(payload))
         self.store.append(entries)
         for entry in entries:
@@ -385,8 +414,8 @@ class RaftEngine(Elections):
 
     def _replicate(self) -> None:
         if self._leadership is not None:
-            reachable = self.members.everyone - self._unreachable
-            self._ready.early.extend(self._leadership.outgoing(self.commit, self.now, self._heartbeat_due, reachable))
+            outgoing = self._leadership.outgoing(self.commit, self.now, self._heartbeat_due, self._unreachable)
+            self._ready.early.extend(outgoing)
         self._heartbeat_due = False
 
     def _finish_confirmations(self) -> None:
@@ -398,6 +427,8 @@ class RaftEngine(Elections):
                 self._leadership.confirm(self.commit, context)
             self._confirms = []
             self._heartbeat_due = True
+        if not self._leadership.confirming:
+            return
         for context in self._leadership.confirmed(self.node_id, self.members, self.applied):
             self._answer(context, None)
 
@@ -482,6 +513,7 @@ class RaftEngine(Elections):
 
     def _use_members(self, members: Members) -> None:
         self.members = members
+        self._stirred = self._tick_wanted = True  # another majority may be reached already
         self.set_peers(members.voters - {self.node_id}, members.learners - {self.node_id})
         if self._leadership is not None:
             self._leadership.set_peers(members.everyone - {self.node_id})

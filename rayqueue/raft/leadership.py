@@ -40,7 +40,7 @@ class Leadership:
         self.transfer: Transfer | None = None
         self.uncommitted_bytes = 0
         self.waiting: dict[Index, tuple[Any, int]] = {}
-        self._confirming: list[tuple[int, Index, Any]] = []
+        self.confirming: list[tuple[int, Index, Any]] = []
         self._store = store
         self._settings = settings
         self._snapshot_retry_s = settings.snapshot_retry_ms / 1000
@@ -53,8 +53,8 @@ class Leadership:
         for peer in sorted(peers - self.progress.keys()):
             self.progress[peer] = Progress(self._store.last_index + 1, self._settings.window_bytes)
 
-    def take_reply(self, peer: NodeId, reply: AppendReply) -> None:
-        """An answer of this very term from a member."""
+    def take_reply(self, peer: NodeId, reply: AppendReply) -> Index:
+        """An answer of this very term from a member. Returns how far its log matches."""
         progress = self.progress[peer]
         progress.acked_round = max(progress.acked_round, reply.round)
         if not reply.success:
@@ -63,15 +63,27 @@ class Leadership:
             raise InvariantBrokenError(f"{peer} claims to match entry {reply.match}, which does not exist")
         else:
             progress.confirmed(reply.match)
+        return progress.match
+
+    def has_use_for(self, peer: NodeId, reply: AppendReply) -> bool:
+        """False if this answer gives the leader nothing to do: all is sent, and nobody waits for a round."""
+        progress = self.progress[peer]
+        return (
+            not reply.success
+            or progress.pace is not Pace.PIPELINE
+            or progress.next <= self._store.last_index
+            or bool(self.confirming)
+            or self.transfer is not None
+        )
 
     # -- sending -----------------------------------------------------------------
 
     def outgoing(
-        self, commit: Index, now: float, heartbeat: bool, reachable: frozenset[NodeId]
+        self, commit: Index, now: float, heartbeat: bool, unreachable: set[NodeId]
     ) -> Iterator[tuple[NodeId, Message]]:
         """Everything that may be sent now. With ``heartbeat``, at least one message for each peer."""
         for peer, progress in self.progress.items():
-            if peer not in reachable:
+            if peer in unreachable:
                 continue
             silent = True
             for message in self._for_peer(progress, commit, now):
@@ -121,20 +133,20 @@ class Leadership:
     def confirm(self, commit: Index, context: Any) -> None:
         """Ask a majority whether this is still the leader. The next round's answers prove it."""
         self.round += 1
-        self._confirming.append((self.round, commit, context))
+        self.confirming.append((self.round, commit, context))
 
     def confirmed(self, self_id: NodeId, members: Members, applied: Index) -> list[Any]:
         """Contexts of the questions that a majority has answered, once all that was committed then is applied."""
         done = []
-        while self._confirming:
-            round_, commit, context = self._confirming[0]
+        while self.confirming:
+            round_, commit, context = self.confirming[0]
             answered = [peer for peer, progress in self.progress.items() if progress.acked_round >= round_]
             if applied < commit or not members.is_majority([self_id, *answered]):
                 break
             done.append(context)
-            self._confirming.pop(0)
+            self.confirming.pop(0)
         return done
 
     def abandoned(self) -> list[Any]:
         """Contexts of the questions that will not be answered any more."""
-        return [context for _, _, context in self._confirming]
+        return [context for _, _, context in self.confirming]

@@ -32,8 +32,7 @@ def _leadership(store: MemoryStore) -> Leadership:
 
 
 def _send(leadership: Leadership, now: float = 0.0, heartbeat: bool = False) -> list[Message]:
-    reachable = frozenset({PEER})
-    return [message for _, message in leadership.outgoing(Index(0), now, heartbeat, reachable)]
+    return [message for _, message in leadership.outgoing(Index(0), now, heartbeat, set())]
 
 
 def _reply(success: bool, prev: int, match: int) -> AppendReply:
@@ -109,4 +108,4 @@ def test_a_trim_turns_an_open_probe_into_a_snapshot() -> None:
 
 def test_an_unreachable_peer_is_sent_nothing() -> None:
     leadership = _leadership(_store(3))
-    assert list(leadership.outgoing(Index(0), 0.0, True, frozenset())) == []
+    assert list(leadership.outgoing(Index(0), 0.0, True, {PEER})) == []
