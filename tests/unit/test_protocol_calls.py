@@ -33,7 +33,6 @@ from rayqueue.protocol.calls import (
 from rayqueue.protocol.failures import decode_failure, encode_failure
 from rayqueue.protocol.topics import TopicPartition, TopicSettings
 
-
 # A busy machine is no finding.
 relaxed = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
