@@ -164,7 +164,7 @@ class Member:
     # -- joining and heartbeats ----------------------------------------------------------
 
     async def _join(self) -> None:
-        self.name = f"{self._client_name or 'consumer'}-{uuid.UUID(int=self._rng.getrandbits(128))}"
+        self.name = f"{self._client_name[:100] or 'consumer'}-{uuid.uuid4().hex}"
         self.generation = 0
         self._grants = {}
         self._fenced = {}

@@ -1,0 +1,257 @@
+"""A cluster in one event loop: the real coordinator and the real partitions, without replicas, Raft or sockets.
+
+What a test may break is here: a leader that changes, a client that stops, a
+connection that is cut, a coordinator that fails over.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from functools import partial
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from rayqueue.client.io import IoThread
+from rayqueue.cluster.coordinator import Coordinator
+from rayqueue.cluster.machine import ClusterMachine
+from rayqueue.cluster.placement import AliveBroker
+from rayqueue.config import ClusterSettings, ConsumerSettings, Settings
+from rayqueue.errors import NotLeaderError, RayQueueError, UnknownPartitionError, UnknownTopicError
+from rayqueue.ids import GroupId, Index, NodeId
+from rayqueue.log.memory_store import MemoryStore
+from rayqueue.partition import commit_command, offset_for_time, pin_command, trim_command
+from rayqueue.protocol import calls
+from rayqueue.protocol.calls import AlterTopic, Call, CreateTopic, GetTopics
+from rayqueue.protocol.data import FetchAnswer, FetchRequest
+from rayqueue.protocol.topics import TopicInfo, TopicPartition, TopicSettings
+from tests.unit.consumer_parts import Shelf
+
+
+async def until(condition: Callable[[], Any], timeout_s: float = 10.0) -> None:
+    """Wait until it holds."""
+    deadline_s = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline_s, "this did not come true in time"
+        await asyncio.sleep(0.002)
+
+
+class LocalPartition:
+    """A partition's leader, and the channel to it."""
+
+    def __init__(self, lanes: int) -> None:
+        self.shelf = Shelf(lanes)
+        self.fetches: list[FetchRequest] = []
+        self.commits: list[calls.Commit] = []
+        self.failures: list[RayQueueError] = []
+        self.found_out: list[RayQueueError] = []
+        self.held = False
+        self._grown = asyncio.Event()
+
+    def append(self, records: int, lane: int = 0, timestamp: int = 1_000) -> None:
+        self.shelf.append(records, lane, timestamp)
+        self._grown.set()
+        self._grown = asyncio.Event()
+
+    def trim(self, before: int) -> None:
+        self.shelf.log.apply(trim_command(before))
+
+    # -- Route and Reader ------------------------------------------------------------------
+
+    @property
+    def leader_channel(self) -> LocalPartition:
+        return self
+
+    async def leader(self) -> LocalPartition:
+        return self
+
+    def failed(self, error: RayQueueError) -> None:
+        self.found_out.append(error)
+
+    def fetch(self, request: FetchRequest) -> asyncio.Future[FetchAnswer]:
+        self.fetches.append(request)
+        return asyncio.ensure_future(self._fetch(request))
+
+    async def _fetch(self, request: FetchRequest) -> FetchAnswer:
+        await asyncio.sleep(0)
+        if self.failures:
+            raise self.failures.pop(0)
+        deadline_s = time.monotonic() + request.max_wait_ms / 1000
+        while True:
+            answer = self.shelf.fetch(request)
+            left_s = deadline_s - time.monotonic()
+            if answer.batches or left_s <= 0:
+                return answer
+            grown = self._grown
+            try:
+                await asyncio.wait_for(grown.wait(), left_s)
+            except asyncio.TimeoutError:
+                continue
+
+    async def call(self, call: Call, **_: Any) -> Any:
+        await asyncio.sleep(0)
+        log = self.shelf.log
+        partition = log.partition
+        answer: Any
+        match call:
+            case calls.Commit():
+                self.commits.append(call)
+                answer = log.apply(commit_command(call.group, call.generation, call.offsets, rewind=call.rewind))
+                answer = answer if isinstance(answer, RayQueueError) else answer.position()
+            case calls.Pin():
+                answer = log.apply(pin_command(call.group, call.pinned))
+            case calls.GetBounds():
+                answer = calls.Bounds(partition.readable_from, partition.high_watermark)
+            case calls.GetPosition():
+                answer = partition.position(call.group)
+            case calls.GetLag():
+                answer = partition.lag(call.group)
+            case calls.FindOffset():
+                with log.snapshot() as snapshot:
+                    answer = offset_for_time(snapshot, call.timestamp_ms)
+            case _:
+                raise AssertionError(f"the test does not know {call}")
+        if isinstance(answer, RayQueueError):
+            raise answer
+        return answer
+
+
+class Connection:
+    """One process's connection with the coordinator."""
+
+    leader_channel: None = None
+
+    def __init__(self, cluster: SmallCluster, number: int) -> None:
+        self.cluster = cluster
+        self.number = number
+        self.stopped = False
+        self.calls: list[Call] = []
+
+    async def leader(self) -> Any:
+        raise AssertionError("nobody fetches from a coordinator")
+
+    def failed(self, error: RayQueueError) -> None:
+        raise AssertionError("call does that")
+
+    async def call(self, call: Call, **_: Any) -> Any:
+        self.calls.append(call)
+        while True:
+            await until(lambda: not self.stopped)
+            answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+            self.cluster.handle(self.number, call, partial(_answer, answer))
+            result = await answer
+            if isinstance(result, NotLeaderError):
+                await asyncio.sleep(0.01)
+                continue
+            if isinstance(result, RayQueueError):
+                raise result
+            return result
+
+    def cut(self) -> None:
+        self.cluster.coordinator.disconnected(time.monotonic(), self.number)
+
+
+def _answer(future: asyncio.Future[Any], result: Any) -> None:
+    if not future.done():
+        future.set_result(result)
+
+
+class SmallCluster:
+    """Made in the event loop. Implements ``rayqueue.client.routing.Routes`` for each ``process``."""
+
+    def __init__(self, **settings: Any) -> None:
+        self._store = MemoryStore(GroupId("coordinator"), NodeId("c1"))
+        self.machine = ClusterMachine(self._store)
+        self._settings = ClusterSettings(join_window_ms=1, **settings)
+        self._indexes = count(1)
+        self.partitions: dict[TopicPartition, LocalPartition] = {}
+        self._numbers = count(1)
+        self.fail_over()
+        self._ticking = asyncio.ensure_future(self._tick())
+
+    def fail_over(self) -> None:
+        """Another coordinator leads, with an empty memory."""
+        before: Coordinator | None = getattr(self, "coordinator", None)
+        if before is not None:
+            before.unlead()
+        self.coordinator = Coordinator(self.machine, self._settings, self._propose)
+        now_s = time.monotonic()
+        self.coordinator.lead(now_s, node="c1", term=1)
+        self.coordinator.set_brokers(now_s, [AliveBroker(f"b{each}", f"h{each}") for each in range(3)])
+
+    def _propose(self, payload: bytes, answer: Callable[[Any], None]) -> None:
+        result = self.machine.apply(Index(next(self._indexes)), payload)
+        answer(result)
+
+    def handle(self, client: int, call: Any, reply: Callable[[Any], None]) -> None:
+        self.coordinator.handle(time.monotonic(), client, call, reply)
+
+    async def _tick(self) -> None:
+        while True:
+            self.coordinator.tick(time.monotonic())
+            await asyncio.sleep(0.005)
+
+    def close(self) -> None:
+        self._ticking.cancel()
+
+    async def create(self, name: str, partitions: int = 1, lanes: int = 1) -> None:
+        settings = TopicSettings(partitions=partitions, lanes=lanes)
+        await self.process().coordinator.call(CreateTopic(name=name, settings=settings))
+        self._make(name)
+
+    async def grow(self, name: str, partitions: int) -> None:
+        await self.process().coordinator.call(AlterTopic(name=name, changes={"partitions": partitions}))
+        self._make(name)
+
+    def _make(self, name: str) -> None:
+        info = self.machine.topics[name]
+        for each in info.partitions:
+            partition = TopicPartition(name, each.number)
+            if partition not in self.partitions:
+                self.partitions[partition] = LocalPartition(info.settings.lanes)
+
+    def process(self) -> Process:
+        return Process(self, next(self._numbers))
+
+    def owners(self, group: str) -> dict[str, list[str]]:
+        known = self.machine.groups.get(group)
+        members = () if known is None else known.info().members
+        return {each.member: [str(grant.topic_partition) for grant in each.grants] for each in members}
+
+
+class Process:
+    """The routes of one client process."""
+
+    def __init__(self, cluster: SmallCluster, number: int) -> None:
+        self.cluster = cluster
+        self.coordinator = Connection(cluster, number)
+
+    async def topic(self, name: str, *, refresh: bool = False) -> TopicInfo:
+        found = await self.coordinator.call(GetTopics(names=(name,)))
+        if not found.topics:
+            raise UnknownTopicError(f"there is no topic {name!r}", topic=name)
+        info: TopicInfo = found.topics[0]
+        return info
+
+    async def partition(self, partition: TopicPartition) -> LocalPartition:
+        try:
+            return self.cluster.partitions[partition]
+        except KeyError:
+            raise UnknownPartitionError(f"there is no {partition}") from None
+
+
+class Connected:
+    """What a ``Consumer`` needs of a RayQueue handle."""
+
+    def __init__(self, io: IoThread, process: Process, settings: Settings) -> None:
+        self.io = io
+        self.routes = process
+        self.settings = settings
+
+
+def quick_settings(tmp: Path, **consumer: Any) -> Settings:
+    """Everything a little faster than by default."""
+    quick = {"fetch_wait_ms": 100, "heartbeat_ms": 50, "session_timeout_ms": 400, "auto_commit_ms": 50}
+    return Settings(data_dir=tmp).model_copy(update={"consumer": ConsumerSettings(**{**quick, **consumer})})
