@@ -12,6 +12,7 @@ whoever started it; ``RayQueue.shutdown`` ends it, and its data stays.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import socket
@@ -29,7 +30,7 @@ from typing_extensions import Self
 from rayqueue.actors.names import COORDINATOR_PREFIX, STARTER
 from rayqueue.actors.nodes import found_actors
 from rayqueue.client import admin
-from rayqueue.client.embedded import start_embedded_ray
+from rayqueue.client.embedded import loopback_only, start_embedded_ray
 from rayqueue.client.io import IoThread
 from rayqueue.client.lifecycle import stop_cluster
 from rayqueue.client.router import ClusterRoutes
@@ -278,7 +279,8 @@ def _join_ray(address: str | None, *, create: bool) -> bool:
     found = address if address is not None else _running_ray()
     if found is not None and found != "local":
         try:
-            ray.init(address=found, log_to_driver=False, logging_level=logging.ERROR)
+            with _by_loopback(found):
+                ray.init(address=found, log_to_driver=False, logging_level=logging.ERROR)
         except (ConnectionError, OSError, ValueError, RuntimeError) as error:
             raise ClusterNotFoundError(f"no Ray can be reached at {found}: {error}", address=found) from error
         return False
@@ -302,12 +304,24 @@ def _running_ray() -> str | None:
     found: str | None = read_ray_address()
     if found is None:
         return None
-    host, _, port = found.rpartition(":")
-    try:  # the file outlives a Ray that was killed
+    return found if _listens(found) else None  # the file outlives a Ray that was killed
+
+
+def _listens(address: str) -> bool:
+    host, _, port = address.rpartition(":")
+    try:
         with socket.create_connection((host, int(port)), _DIAL_S):
-            return found
+            return True
     except (OSError, ValueError):
-        return None
+        return False
+
+
+def _by_loopback(address: str) -> contextlib.AbstractContextManager[None]:
+    """Ray takes a loopback address for this machine's other one. A Ray like ours listens on loopback only."""
+    outside = _canonical(address)
+    if outside not in (None, address) and _listens(address) and not _listens(outside):
+        return loopback_only()
+    return contextlib.nullcontext()
 
 
 def _canonical(address: str | None) -> str | None:
