@@ -109,10 +109,12 @@ class Groups:
             if command.rewind or offset >= before:
                 offsets[lane] = Offset(offset)
                 held = held or offset < before
-        self._put(command.group, Group(command.generation, offsets, command.metadata, group.pinned))
+        # A commit without offsets only claims the partition: what belongs to the offsets stays with them.
+        metadata = command.metadata if command.offsets else command.metadata or group.metadata
+        self._put(command.group, Group(command.generation, offsets, metadata, group.pinned))
         if held:
             self._hold(index)
-        return Committed(command.generation, offsets, command.metadata, group.pinned)
+        return Committed(command.generation, offsets, metadata, group.pinned)
 
     def pin(self, name: str, pinned: bool, index: Index, settings: PartitionSettings) -> Pinned | RayQueueError:
         """A group that is not known yet is one now, and holds everything."""

@@ -203,7 +203,7 @@ class Partition:
 
     def guarded_trim(self, before: int) -> bytes:
         """The trim to this offset, or to where a pinned group stands if that is less."""
-        check_offset(before)
+        before = min(check_offset(before), self.next_offset)
         pinned = [group.offsets for group in self.groups.values() if group.pinned]
         if pinned:
             start = self.readable_from

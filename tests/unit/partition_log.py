@@ -12,6 +12,7 @@ from rayqueue.log.store import Checkpoint, Entry, Snapshot
 from rayqueue.partition import Appended, Committed, Group, Partition, PartitionSettings
 from rayqueue.records import RecordBatch
 from rayqueue.records.checksum import entry_crc
+from tests.unit.store_disks import TestDisk
 
 TERM = Term(1)
 
@@ -35,9 +36,10 @@ def group(generation: int, offsets: dict[int, int], metadata: bytes = b"") -> Gr
 class Log:
     """One replica without Raft: every payload is committed at once."""
 
-    def __init__(self, settings: PartitionSettings | None = None) -> None:
+    def __init__(self, settings: PartitionSettings | None = None, disk: TestDisk | None = None) -> None:
         self.settings = settings or PartitionSettings()
-        self.store = MemoryStore(GroupId("orders-0"), NodeId("n1"))
+        self.disk = disk
+        self.store: Any = MemoryStore(GroupId("orders-0"), NodeId("n1")) if disk is None else disk.store
         self.partition = Partition(self.store, self.settings)
         self.store.sync()  # the settings of a partition are durable before its first entry is
         self.payloads: list[bytes] = []  # the payload of index 1 is the first
@@ -55,7 +57,7 @@ class Log:
 
     def crash(self) -> None:
         """Lose what was not synced, start again, and catch up with the committed log."""
-        self.store = self.store.reopen()
+        self.store = self.store.reopen() if self.disk is None else self.disk.reopen()
         # Settings of a later release: what counts is what the partition was made with.
         self.partition = Partition(self.store, PartitionSettings(dedupe_window=999, max_producers=999))
         self.catch_up()
