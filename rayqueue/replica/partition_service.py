@@ -355,7 +355,8 @@ class PartitionService:
     def _find_offset(self, timestamp_ms: int, reply: Callable[[Any], None]) -> None:
         def confirmed(error: Any) -> None:
             if error is None:
-                self._beside(lambda: self._replica.find_offset(timestamp_ms), reply)
+                find = partial(self._replica.find_offset, timestamp_ms)
+                self._replica.once_settled(lambda: self._beside(find, reply))
             else:
                 reply(error)
 

@@ -108,6 +108,7 @@ class Replica:
         self._waiting: deque[Pending] = deque()
         self._to_confirm: list[Answer] = []
         self._after_sync: list[tuple[Pending, Any]] = []
+        self._to_settle: list[Callable[[], None]] = []
         self._answers: list[tuple[Answer, Any]] = []
         self._inspections: list[Answer] = []
         self._woken = False
@@ -212,6 +213,10 @@ class Replica:
         """Answer it with ``result`` once this replica has it on disk, unless another answer comes first."""
         self._after_sync.append((pending, result))
 
+    def once_settled(self, work: Callable[[], None]) -> None:
+        """Do this when snapshots of the store show all that is applied now; or, on a full disk, what they can."""
+        self._to_settle.append(work)
+
     def confirm(self, answer: Answer) -> None:
         """Answers None once a majority has confirmed that this replica leads and it has applied what was committed
         at the time of the call; or the error. All questions of one turn are one question."""
@@ -299,7 +304,7 @@ class Replica:
         if events or had_calls:
             self._quiet_from_s = now
         settle = store.dirty and now - self._quiet_from_s >= _IDLE_SYNC_S
-        sync_now = store.must_sync or self._read_only or settle
+        sync_now = store.must_sync or self._read_only or settle or bool(self._to_settle)
         if sync_now and not self._sync():
             self._publish()
             return  # what ready.late promises is not on disk
@@ -396,7 +401,7 @@ class Replica:
         started = time.perf_counter()
         after, self._after_sync = self._after_sync, []
         try:
-            if self._store.must_sync and not self._read_only:
+            if self._store.must_sync and not self._read_only and not self._to_settle:
                 self._store.persist()
             else:
                 self._store.sync()
@@ -431,6 +436,10 @@ class Replica:
             inspections, self._inspections = self._inspections, []
             self._deliver([(answer, self.status) for answer in inspections])
         self._on_published()
+        if self._to_settle:
+            settled, self._to_settle = self._to_settle, []
+            for work in settled:
+                work()
         self._clients.flush()
 
     def _maintain(self, now: float) -> None:
