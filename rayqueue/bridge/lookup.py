@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from rayqueue.bridge.places import Places, resolve
@@ -71,23 +71,23 @@ class Lookup:
         end: Places,
         *,
         fail_on_data_loss: bool = True,
-        partitions: Mapping[str, frozenset[int]] | None = None,
+        wanted: Callable[[str, int], bool] | None = None,
     ) -> list[Range]:
         """One range for each partition of these topics, or for those of them that are wanted."""
         infos = self.topics(topics)
-        wanted = [
+        places = [
             TopicPartition(name, part.number)
             for name, info in infos.items()
             for part in info.partitions
-            if partitions is None or part.number in partitions.get(name, frozenset())
+            if wanted is None or wanted(name, part.number)
         ]
         for named in (*start.partitions, *end.partitions):
             if named.topic in infos and named.partition >= len(infos[named.topic].partitions):
                 raise InvalidInputError(f"there is no partition {named}", partition=named.partition)
-        bounds = self.bounds(wanted)
+        bounds = self.bounds(places)
         starts, ends = self.resolve(start, bounds), self.resolve(end, bounds)
         ranges = []
-        for each in wanted:
+        for each in places:
             check_end(each, ends[each], bounds[each])
             whole = Range(each.topic, infos[each.topic].topic_id, each.partition, starts[each], ends[each])
             ranges.append(clip(whole, bounds[each], fail_on_data_loss=fail_on_data_loss))

@@ -34,6 +34,7 @@ import msgspec
 
 from rayqueue.bridge.append import Appends, append_once, persist, signed
 from rayqueue.bridge.ranges import Range
+from rayqueue.bridge.rows import Cut
 from rayqueue.bridge.scan import Scan, ScanSettings
 from rayqueue.bridge.staging import Piece
 from rayqueue.client.connection import RayQueue
@@ -245,6 +246,40 @@ def publish_once(rq: RayQueue, pieces: Sequence[Piece], staging: str) -> None:
         await copy(rq, pieces, producer_id=producer_id, epoch=0, staging=staging, resume_from=None)
 
     rq.io.call(publish())
+
+
+class DirectWriter:
+    """A task that writes to its topics itself, as a producer of its own. Any thread but the I/O thread."""
+
+    def __init__(self, rq: RayQueue) -> None:
+        self._rq = rq
+        self._producer_id = 0
+        self._lanes: dict[TopicPartition, _Lane] = {}
+        self._sequences: dict[TopicPartition, int] = {}
+
+    def add(self, cuts: Iterable[Cut]) -> None:
+        for cut in cuts:
+            self._rq.io.call(self._put(cut))
+
+    def finish(self) -> list[Piece]:
+        """All is written. There is nothing left to publish."""
+
+        async def finish() -> None:
+            await asyncio.gather(*(lane.finish() for lane in self._lanes.values()))
+
+        self._rq.io.call(finish())
+        return []
+
+    async def _put(self, cut: Cut) -> None:
+        rq, place = self._rq, TopicPartition(cut.topic, cut.partition)
+        if not self._producer_id:
+            self._producer_id = await rq.routes.coordinator.call(NewProducerIds())
+        if place not in self._lanes:
+            self._lanes[place] = _Lane(rq, await rq.routes.partition(place), self._producer_id, 0)
+        sequence = self._sequences.get(place, 0)
+        self._sequences[place] = sequence + cut.count
+        piece = Piece(cut.topic, cut.partition, cut.lane, cut.count)
+        await self._lanes[place].put(_Entry(piece, sequence), cut.payload)
 
 
 def producer_id_of(writer: str, topic_id: int) -> int:

@@ -6,15 +6,16 @@ topic (or, if they are few, puts them into its message to the driver) and tells
 the driver where they are. Only what a message that counts tells of is ever
 published (``publish.py``); the rest is trimmed with it.
 
-A stream has a staging topic of its own. Jobs that run once share one: each
-holds what it needs by a group's position, from before its first task until it
-is done, and whoever is done trims what nobody holds.
+A stream has a staging topic of its own. Jobs that run once share one: each of
+their tasks holds what it stages by a group's position, until the job is done,
+and whoever is done trims what nobody holds.
 """
 
 from __future__ import annotations
 
+import secrets
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import msgspec
@@ -49,8 +50,18 @@ class Piece(msgspec.Struct, frozen=True, array_like=True):
 class StageWriter:
     """One attempt of one task. Any thread but the I/O thread."""
 
-    def __init__(self, rq: RayQueue, staging: str, stage: int, *, inline_bytes: int = INLINE_BYTES) -> None:
+    def __init__(
+        self,
+        rq: RayQueue,
+        staging: str,
+        stage: int,
+        *,
+        before: Callable[[int], None] | None = None,
+        inline_bytes: int = INLINE_BYTES,
+    ) -> None:
+        """``before`` is called with the stage before anything is staged, if anything is."""
         self._rq = rq
+        self._before = before
         self._where = TopicPartition(staging, stage)
         self._inline_bytes = inline_bytes
         self._cuts: list[Cut] = []
@@ -61,6 +72,8 @@ class StageWriter:
         for cut in cuts:
             self._size_bytes += len(cut.payload)
             if self._appends is None and self._size_bytes > self._inline_bytes:
+                if self._before is not None:
+                    self._before(self._where.partition)
                 self._appends = self._rq.io.call(self._open())
                 for earlier in self._cuts:
                     self._rq.io.call(self._appends.put(earlier.payload))
@@ -110,42 +123,38 @@ class Hold:
     def __init__(self, rq: RayQueue, staging: str, job: str) -> None:
         self._rq = rq
         self._staging = staging
-        self._group = f"job.{job}"
+        self._prefix = f"job.{job}."
 
-    def take(self, stages: int) -> None:
-        """From here on. Before the first task."""
-        now_ms = int(time.time() * 1000)
-        for stage in range(stages):
-            bounds: Bounds = self._ask(stage, GetBounds())
-            self._ask(
-                stage,
-                Commit(group=self._group, generation=0, offsets={0: bounds.end}, metadata=str(now_ms).encode()),
-            )
+    def take(self, stage: int) -> None:
+        """From here on. By each task, before it stages anything."""
+        bounds: Bounds = self._ask(stage, GetBounds())
+        now_ms = str(int(time.time() * 1000)).encode()
+        group = self._prefix + secrets.token_hex(8)
+        self._ask(stage, Commit(group=group, generation=0, offsets={0: bounds.end}, metadata=now_ms))
 
     def release(self, stages: int) -> None:
-        """Done: delete what nobody holds."""
+        """The job is done, one way or the other: delete what nobody holds."""
+        oldest_ms = int(time.time() * 1000) - _RETENTION_MS
         for stage in range(stages):
             # In this order: whoever begins to hold after the end was read needs nothing before it.
             bounds: Bounds = self._ask(stage, GetBounds())
-            self._ask(stage, ForgetGroup(group=self._group))
             groups: dict[str, Position] = self._ask(stage, GetGroups())
-            before = min([bounds.end, *(each.offsets.get(0, 0) for each in self._alive(stage, groups))])
-            if before > bounds.start:
-                self._ask(stage, Trim(before=before))
-
-    def _alive(self, stage: int, groups: dict[str, Position]) -> list[Position]:
-        """Holds of jobs that may still run; those of dead ones are forgotten."""
-        oldest_ms = int(time.time() * 1000) - _RETENTION_MS
-        alive = []
-        for name, position in groups.items():
-            if name.startswith("job.") and position.metadata.isdigit() and int(position.metadata) < oldest_ms:
-                self._ask(stage, ForgetGroup(group=name))
-            else:
-                alive.append(position)
-        return alive
+            held = [bounds.end]
+            for name, position in groups.items():
+                if name.startswith(self._prefix) or _left(name, position, oldest_ms):
+                    self._ask(stage, ForgetGroup(group=name))
+                else:
+                    held.append(position.offsets.get(0, 0))
+            if min(held) > bounds.start:
+                self._ask(stage, Trim(before=min(held)))
 
     def _ask(self, stage: int, call: Any) -> Any:
         async def ask() -> Any:
             return await (await self._rq.routes.partition(TopicPartition(self._staging, stage))).call(call)
 
         return self._rq.io.call(ask())
+
+
+def _left(name: str, position: Position, oldest_ms: int) -> bool:
+    """Whether this is the hold of a job that died long ago."""
+    return name.startswith("job.") and position.metadata.isdigit() and int(position.metadata) < oldest_ms

@@ -1,0 +1,57 @@
+"""A bounded read: planned on the driver, one range of offsets per task."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
+from pyspark.sql.types import StructType
+
+from rayqueue.bridge.connection import connected
+from rayqueue.bridge.lookup import Lookup
+from rayqueue.bridge.ranges import Range, split
+from rayqueue.bridge.scan import read
+from rayqueue.spark.filters import Wanted
+from rayqueue.spark.options import ReadOptions
+from rayqueue.spark.schema import arrow_schema_of
+
+
+@dataclass
+class RangePartition(InputPartition):
+    """What one task reads."""
+
+    range: Range
+
+
+class TopicReader(DataSourceReader):
+    def __init__(self, options: ReadOptions, schema: StructType) -> None:
+        self._options = options
+        self._schema = arrow_schema_of(schema)
+        self._wanted = Wanted()
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802  # Spark's name
+        return self._wanted.push(filters)
+
+    def partitions(self) -> Sequence[InputPartition]:
+        options, wanted = self._options, self._wanted
+        lookup = Lookup(connected(options.where))
+        topics = [name for name in options.topics if wanted.topics is None or name in wanted.topics]
+        ranges = lookup.ranges(
+            topics,
+            options.start,
+            options.end,
+            fail_on_data_loss=options.scan.fail_on_data_loss,
+            wanted=wanted.wants,
+        )
+        parts = [part for whole in ranges for part in wanted.cut(whole)]
+        if wanted.min_timestamp_ms is not None and parts:
+            found = lookup.find({each.topic_partition: wanted.min_timestamp_ms for each in parts})
+            parts = [replace(each, start=max(each.start, found[each.topic_partition])) for each in parts]
+        pieces = split(parts, max_records=options.max_records_per_split, at_least=options.min_splits)
+        return [RangePartition(each) for each in pieces]
+
+    def read(self, partition: InputPartition) -> Iterator[Any]:
+        if isinstance(partition, RangePartition):  # Spark makes one of its own if there is nothing to read
+            yield from read(connected(self._options.where), partition.range, self._schema, self._options.scan)
