@@ -291,6 +291,8 @@ class PartitionStream:
     def _give_up(self, batch: Batch, error: RayQueueError) -> None:
         """An error that does not pass. What is behind the batch waits until what is before it is settled."""
         batch.settled = True
+        if isinstance(error, ProducerFencedError):
+            self._producer_id = None
         before, behind = _around(self._window, batch)
         if batch.maybe_written:
             # An earlier attempt may have written it and some behind it: these cannot be numbered again.
@@ -298,10 +300,9 @@ class PartitionStream:
                 if each.maybe_written or each.attempt in self._under_way:
                     self._resolve(each, None, OutcomeUnknownError(f"it may be written; the batch before it: {error}"))
             behind = [each for each in behind if not each.outcome.done]
+            error = OutcomeUnknownError(f"an earlier attempt may have written it; the last one: {error}")
         self._window = deque(before)
         self._hold(behind)
-        if isinstance(error, ProducerFencedError):
-            self._producer_id = None
         self._resolve(batch, None, error)
         self._stop(None)
 
@@ -410,7 +411,11 @@ class PartitionStream:
             self._route, self._group_id = route, route.group_id
         if stale is not None:
             self._route.failed(stale)
-        channel: AppendChannel = await self._route.leader()
+        try:
+            channel: AppendChannel = await self._route.leader()
+        except ClosedError as closed:  # the partition's replicas are others now, and so is the way to them
+            self._route = None
+            raise NotLeaderError(str(closed), leader=None) from None
         return channel
 
     def _tidy(self) -> None:
