@@ -72,6 +72,9 @@ MAX_ATTEMPT = 128
 MAX_WAITING_CALLS = 20_000
 """Calls that wait for a new leader's first entry, and topic changes that wait for each other."""
 
+MAX_COMMAND_BYTES = 3 << 20
+"""Less than ``raft.append_batch_bytes``, which an entry must fit into."""
+
 Propose = Callable[[bytes, Callable[[Any], None]], None]
 Confirm = Callable[[Callable[[Any], None]], None]
 
@@ -97,7 +100,7 @@ class Coordinator:
         self._early: deque[tuple[int, CoordinatorCall, Reply]] = deque()
         self._topic_changes: deque[tuple[CoordinatorCall, Reply]] = deque()
         self._topic_change_under_way = False
-        self._memberships = Memberships(machine, settings, self._propose)
+        self._memberships = Memberships(machine, settings, self._propose, self._confirmed)
         machine.on_group_changed = self._memberships.group_changed
 
     # -- being driven -----------------------------------------------------------------------
@@ -188,6 +191,18 @@ class Coordinator:
 
     # -- proposing ---------------------------------------------------------------------------
 
+    def _write(self, command: commands.AnyCommand, answer: Callable[[Any], None]) -> None:
+        payload = encode_command(command)
+        try:
+            if len(payload) > MAX_COMMAND_BYTES:
+                raise InvalidInputError(
+                    f"this would be {len(payload)} bytes in the coordinator's log, the limit is {MAX_COMMAND_BYTES}; "
+                    "ask for fewer partitions at a time"
+                )
+            self._raw_propose(payload, answer)
+        except RayQueueError as error:
+            answer(error)
+
     def _propose(self, command: commands.AnyCommand, answer: Callable[[Any], None]) -> None:
         """``answer`` is not called any more once this leadership is over; ``unlead`` has told those who wait."""
         leadership = self._leadership
@@ -196,17 +211,7 @@ class Coordinator:
             if leadership == self._leadership:
                 answer(result)
 
-        try:
-            self._raw_propose(encode_command(command), answered)
-        except RayQueueError as error:
-            answered(error)
-
-    def _propose_for(self, command: commands.AnyCommand, reply: Reply) -> None:
-        """The answer goes straight to the caller, also when leadership is lost on the way."""
-        try:
-            self._raw_propose(encode_command(command), reply)
-        except RayQueueError as error:
-            reply(error)
+        self._write(command, answered)
 
     # -- calls -------------------------------------------------------------------------------
 
@@ -225,7 +230,7 @@ class Coordinator:
                     self._change_topic(call, reply)
                 case DeleteGroup():
                     check_name("group", call.group)
-                    self._propose_for(commands.DeleteGroup(call.group), reply)
+                    self._write(commands.DeleteGroup(call.group), reply)
                 case GetTopics() | DescribeCluster() | ListGroups() | DescribeGroup():
                     self._read(partial(self._answer, call), reply)
                 case _:
@@ -243,10 +248,17 @@ class Coordinator:
             except RayQueueError as error:
                 reply(error)
 
+        self._confirmed(confirmed)
+
+    def _confirmed(self, answer: Callable[[Any], None]) -> None:
+        """Answers None once it is sure that this replica still leads, or the error that says otherwise."""
         if self._confirm is None:
-            confirmed(None)
-        else:
-            self._confirm(confirmed)
+            answer(None)
+            return
+        try:
+            self._confirm(answer)
+        except RayQueueError as error:
+            answer(error)
 
     def _answer(self, call: CoordinatorCall) -> Any:
         machine = self._machine
@@ -285,7 +297,7 @@ class Coordinator:
     def _new_producer_ids(self, call: NewProducerIds, reply: Reply) -> None:
         if not 1 <= call.count <= MAX_PRODUCER_IDS:
             raise InvalidInputError(f"1 to {MAX_PRODUCER_IDS} producer ids at a time, not {call.count}", key="count")
-        self._propose_for(commands.TakeProducerIds(call.count), reply)
+        self._write(commands.TakeProducerIds(call.count), reply)
 
     # -- topics: one change after the other, for each is placed by what the former left ----------
 
@@ -307,7 +319,7 @@ class Coordinator:
                 reply(command)
                 continue
             self._topic_change_under_way = True
-            self._propose_for(command, partial(self._topic_changed, self._leadership, reply))
+            self._write(command, partial(self._topic_changed, self._leadership, reply))
 
     def _topic_changed(self, leadership: int, reply: Reply, answer: Any) -> None:
         reply(answer)

@@ -27,11 +27,15 @@ MAX_TOPICS = 1_000
 """That one member wants."""
 MAX_SESSION_MS = 3_600_000
 MIN_SESSION_MS = 50
-MAX_STEP = 500
-"""Changes that are one step."""
+MAX_STEP_BYTES = 1 << 20
+"""Of the changes that are one step, roughly."""
+MAX_RELEASED = 5_000
+"""Partitions that one release names; the others follow with the next heartbeat."""
 RETRY_S = 0.2
 
 Propose = Callable[[commands.AnyCommand, Callable[[Any], None]], None]
+Confirm = Callable[[Callable[[Any], None]], None]
+"""Answers None once a majority has confirmed that this replica leads, or the error that it does not."""
 
 
 class _Joining:
@@ -61,12 +65,18 @@ class _Turn:
         return len(self.joins) + len(self.leaves) + len(self.releases)
 
     def take(self) -> _Turn:
-        """The next step: all that waits, or a bounded part of it."""
+        """The next step: all that waits, or as much of it as one entry of the log should hold."""
         taken = _Turn()
-        for mine, theirs in ((self.leaves, taken.leaves), (self.releases, taken.releases), (self.joins, taken.joins)):
-            room = MAX_STEP - len(taken)
-            for member in list(mine)[:room]:
-                theirs[member] = mine.pop(member)  # type: ignore[assignment]
+        taken.leaves, self.leaves = self.leaves, {}
+        room = MAX_STEP_BYTES - 100 * len(taken.leaves)
+        while self.releases and room > 0:
+            release = self.releases.pop(next(iter(self.releases)))
+            taken.releases[release.member] = release
+            room -= 200 + sum(20 + len(each.topic) for each in release.partitions)
+        while self.joins and room > 0:
+            joining = self.joins.pop(next(iter(self.joins)))
+            taken.joins[joining.wish.member] = joining
+            room -= 1_000 + sum(5 + len(topic) for topic in joining.wish.topics)
         return taken
 
     def changes(self) -> tuple[commands.GroupChange, ...]:
@@ -75,10 +85,11 @@ class _Turn:
 
 
 class Memberships:
-    def __init__(self, machine: ClusterMachine, settings: ClusterSettings, propose: Propose) -> None:
+    def __init__(self, machine: ClusterMachine, settings: ClusterSettings, propose: Propose, confirm: Confirm) -> None:
         self._machine = machine
         self._settings = settings
         self._propose = propose
+        self._confirm = confirm
         self._now_s = 0.0
         self._leading = False
         self._reset()
@@ -161,20 +172,37 @@ class Memberships:
         member = None if group is None else group.members.get(call.member)
         session = self._sessions.get(call.group, call.member)
         if group is None or member is None or session is None:
-            raise _unknown_member(call.group, call.member)
+            self._deny(call, reply, lambda: self.heartbeat(self._now_s, client, call, reply))
+            return
         self._sessions.heard(now_s, session, client)
         if session.parked is not None:  # it has asked again: the older question is void
             older, session.parked = session.parked, None
             older.reply(group.assignment(call.member))
         released = member.releases(call.reading, call.generation)
         if released:
-            self._release(call.group, Release(call.member, call.generation, released))
+            self._release(call.group, Release(call.member, call.generation, released[:MAX_RELEASED]))
         if call.wait_ms <= 0 or member.changed_at > call.generation:
             reply(group.assignment(call.member))
             return
         # A member cannot speak while it waits for an answer; it must have time to speak again.
         wait_s = min(call.wait_ms / 1000, session.timeout_s / 3)
         self._sessions.park(session, Parked(reply, call.generation, now_s + wait_s))
+
+    def _deny(self, call: Heartbeat | LeaveGroup, reply: Reply, known: Callable[[], None]) -> None:
+        """Say that there is no such member, which only a leader may. A deposed one would throw it out of its group."""
+
+        def confirmed(result: Any) -> None:
+            group = self._machine.groups.get(call.group)
+            if isinstance(result, RayQueueError):
+                reply(result)
+            elif group is not None and self._sessions.get(call.group, call.member) and call.member in group.members:
+                known()
+            elif isinstance(call, LeaveGroup):
+                reply(None)
+            else:
+                reply(_unknown_member(call.group, call.member))
+
+        self._confirm(confirmed)
 
     def _release(self, group: str, release: Release) -> None:
         turn = self._turn(group)
@@ -247,7 +275,7 @@ class Memberships:
                     each(_unknown_member(call.group, call.member))
             known = known or (turn.under_way is not None and call.member in turn.under_way.joins)
         if not known:
-            reply(None)
+            self._deny(call, reply, lambda: self.leave(self._now_s, call, reply))
             return
         self._turn(call.group).leaves.setdefault(call.member, []).append(reply)
         self._hurry(call.group, now_s)

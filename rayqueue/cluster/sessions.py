@@ -67,6 +67,10 @@ class Session:
         self.deadline_s = now_s + self.timeout_s
         self._cut_s = NEVER
 
+    def end_at(self, when_s: float) -> None:
+        self.deadline_s = when_s
+        self._cut_s = NEVER
+
     def cut(self, until_s: float) -> None:
         self.client = None
         self._cut_s = until_s
@@ -157,7 +161,7 @@ class Sessions:
 
     def retry_end(self, session: Session, at_s: float) -> None:
         """Its end could not be written: it ends again at this time, unless its member is heard of."""
-        session.deadline_s = at_s
+        session.end_at(at_s)
         self._schedule(session)
 
     def _schedule(self, session: Session) -> None:

@@ -25,7 +25,7 @@ from rayqueue.raft.members import Members
 from rayqueue.records import BatchHeader
 
 if TYPE_CHECKING:
-    from tests.sim.node import SimNode
+    from tests.sim.node import EngineNode, SimNode
     from tests.sim.world import World
 
 
@@ -45,18 +45,15 @@ class Ack:
     count: int
 
 
-class Checker:
-    def __init__(self, world: World) -> None:
-        self.world = world
+class LogChecker:
+    """What holds of every group's log, whatever it means."""
+
+    def __init__(self) -> None:
         self.committed: dict[Index, Entry] = {}
         self.last_committed = Index(0)
         self.leaders: dict[int, NodeId] = {}
-        self.acks: dict[tuple[int, int], Ack] = {}
-        self.acked_index = Index(0)
 
-    # -- while it runs -----------------------------------------------------------------
-
-    def after_step(self, node: SimNode) -> None:
+    def after_step(self, node: EngineNode) -> None:
         engine = node.engine
         if engine.is_leader:
             first = self.leaders.setdefault(engine.term, node.node_id)
@@ -64,7 +61,7 @@ class Checker:
                 raise BrokenError("lost", f"{first} and {node.node_id} both lead term {engine.term}")
         self.watch_commit(node)
 
-    def watch_commit(self, node: SimNode) -> None:
+    def watch_commit(self, node: EngineNode) -> None:
         """Compare what this replica committed since the last look with what anybody committed there."""
         engine, store = node.engine, node.disk
         if engine.commit < node.checked_commit:
@@ -81,6 +78,16 @@ class Checker:
             index = Index(index + 1)
         node.checked_commit = engine.commit
         self.last_committed = max(self.last_committed, engine.commit)
+
+
+class Checker(LogChecker):
+    def __init__(self, world: World) -> None:
+        super().__init__()
+        self.world = world
+        self.acks: dict[tuple[int, int], Ack] = {}
+        self.acked_index = Index(0)
+
+    # -- while it runs -----------------------------------------------------------------
 
     def on_new_leader(self, node: SimNode) -> None:
         index = self.last_committed

@@ -56,8 +56,9 @@ class SimProducer:
             count = rng.randint(1, 3)
             values = [rng.randbytes(rng.choice((0, 8, 200))) for _ in range(count)]
             now_ms = int(self.world.clock.now * 1000)
+            lane = self.world.group_rng.randrange(self.world.partition_settings.lanes)
             payload = RecordBatch.encode(
-                values, timestamps=now_ms, producer_id=self.producer_id, sequence=self.sequence
+                values, timestamps=now_ms, lane=lane, producer_id=self.producer_id, sequence=self.sequence
             )
             batch = Outstanding(self.sequence, count, payload)
             self.sequence += count

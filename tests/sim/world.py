@@ -26,6 +26,7 @@ from rayqueue.raft.messages import AppendEntries, InstallSnapshot, PreVote, PreV
 from rayqueue.raft.transport import Event, Received
 from tests.sim.checker import BrokenError, Checker
 from tests.sim.clients import Operator, SimProducer
+from tests.sim.groups import ACTIONS, SETTINGS, SimGroup, check_groups, retain
 from tests.sim.network import Clock, Network, Weather
 from tests.sim.node import SimNode, peer_back, peer_gone
 
@@ -88,7 +89,12 @@ class World:
             snapshot_retry_ms=500,
             tick_ms=20,
         )
-        self.partition_settings = PartitionSettings()
+        # Dice of their own: what groups do changes nothing in the schedules of those who have none.
+        self.group_rng = Random(f"groups {seed}")
+        self.groups = [
+            SimGroup(self, name, self.group_rng) for name in ("a", "b")[: self.group_rng.choice((0, 0, 1, 2))]
+        ]
+        self.partition_settings = SETTINGS if self.groups else PartitionSettings()
         drawn = {fault for fault in FAULTS if self.rng.random() < 0.4}
         self.faults = drawn if faults is None else set(faults)
         self.checker = Checker(self)
@@ -232,7 +238,9 @@ class World:
 
     def _trim(self) -> None:
         leader = self.operator.leader()
-        if leader is not None and leader.machine.next_offset:
+        if leader is not None and self.groups:
+            retain(leader, 0.0)
+        elif leader is not None and leader.machine.next_offset:
             to = self.rng.randint(leader.machine.start_offset, leader.machine.next_offset)
             leader.propose(trim_command(to), lambda _: None)
 
@@ -249,6 +257,9 @@ class World:
             for _ in range(8):
                 when = self.rng.uniform(self.clock.now, SAFETY_S)
                 self.clock.at(when, partial(producer.want, self.rng.randint(1, 4)))
+        for group in self.groups:
+            for _ in range(ACTIONS):
+                self.clock.at(self.group_rng.uniform(self.clock.now, SAFETY_S), group.act)
         self.clock.run_until(SAFETY_S)
         self._heal()
         endings = {
@@ -264,6 +275,8 @@ class World:
         endings[self.ending or drawn]()
         members = self._members()
         self.checker.finally_agree(members)
+        if self.groups:
+            check_groups(self.checker.committed, self.checker.last_committed, members)
         return Outcome(self.seed, len(self.checker.acks), self.checker.last_committed, self.snapshots)
 
     def _members(self) -> list[SimNode]:
