@@ -279,6 +279,7 @@ def _join_ray(address: str | None, *, create: bool) -> bool:
     found = address if address is not None else _running_ray()
     if found is not None and found != "local":
         try:
+            _show_token()
             with _by_loopback(found):
                 ray.init(address=found, log_to_driver=False, logging_level=logging.ERROR)
         except (ConnectionError, OSError, ValueError, RuntimeError) as error:
@@ -314,6 +315,17 @@ def _listens(address: str) -> bool:
             return True
     except (OSError, ValueError):
         return False
+
+
+def _show_token() -> None:
+    """A Ray that was started with a token lets nobody in without it; one that was not does not mind it.
+
+    ``ray.init`` takes the token of ~/.ray by itself for a Ray that it starts, not for one that it joins.
+    """
+    from ray._private.authentication import authentication_token_setup as setup
+
+    logging.getLogger(setup.__name__).setLevel(logging.ERROR)
+    setup.maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
 
 
 def _by_loopback(address: str) -> contextlib.AbstractContextManager[None]:
