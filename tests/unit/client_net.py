@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Coroutine
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -114,12 +115,10 @@ class RawClient:
                 return found
 
     def is_closed(self) -> bool:
-        """Reads until the other side hangs up."""
-        try:
+        """Reads until the other side hangs up. ``TimeoutError`` if it does not."""
+        with suppress(ConnectionError):
             while self.socket.recv(1 << 16):
                 pass
-        except OSError:
-            return not isinstance(OSError, TimeoutError)
         return True
 
     def close(self) -> None:
