@@ -48,6 +48,7 @@ SECTOR_BYTES = 512
 _CRC = Struct("<I")
 _SECTOR = Struct("<QIHHH")  # base, sequence, part, parts, used; after the crc
 _DATA_BYTES = SECTOR_BYTES - _CRC.size - _SECTOR.size
+_WHOLE = Struct(f"{_SECTOR.format}{_DATA_BYTES}s")  # the same with its data, padded with zeros
 _BLANK = bytes(SECTOR_BYTES)
 
 _APPEND, _SET_HARD, _SET_APPLIED, _PUT, _DELETE = range(1, 6)
@@ -115,12 +116,8 @@ class Wal:
         sectors = []
         for part in range(parts):
             piece = content[part * _DATA_BYTES : (part + 1) * _DATA_BYTES]
-            used = len(piece)
-            body = _SECTOR.pack(self._base, self._sequence, part, parts, used) + piece
-            if used < _DATA_BYTES:
-                body = body.ljust(SECTOR_BYTES - _CRC.size, b"\0")
-            sectors.append(_CRC.pack(crc32c(body)))
-            sectors.append(body)
+            body = _WHOLE.pack(self._base, self._sequence, part, parts, len(piece), piece)
+            sectors += (_CRC.pack(crc32c(body)), body)
         try:
             written = os.pwrite(self._fd, b"".join(sectors), self._at)
         except OSError as failure:

@@ -70,7 +70,7 @@ class Elections(StockRaft):
 
     @property
     def _only_voter(self) -> bool:
-        return self.members.voters == {self.node_id}
+        return len(self.members.voters) == 1 and self.node_id in self.members.voters
 
     def _may_campaign(self) -> bool:
         return self.node_id in self.members.voters and self.store.damaged is None
