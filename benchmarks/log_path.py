@@ -27,8 +27,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks import _raw_limits as raw
 from benchmarks._bench import Bench, Figures, Steps, figure, median, parser, percentile
 from benchmarks._profile import SETUP, profile
+from benchmarks._store_cost import small_writes
 from rayqueue.config import Settings
 from rayqueue.ids import NodeId
+from rayqueue.log.lmdb_store import LmdbStore
 from rayqueue.records import RecordBatch
 from rayqueue.testing import LoadReport, ProcessGroup
 
@@ -197,6 +199,9 @@ def latency(bench: Bench, folder: Path, steps: Steps) -> list[float]:
     batch = SINGLE.batch()
     put = raw.lmdb_put(folder / "raw", batch, 1.0 if bench.quick else 3.0).times_ms
     sync = raw.fdatasync(folder, batch, 1.0 if bench.quick else 3.0).times_ms
+    steps.next("one record: the store alone")
+    by_sync = small_writes(folder / "by_sync", batch, 1.0 if bench.quick else 3.0, LmdbStore.sync)
+    by_persist = small_writes(folder / "by_persist", batch, 1.0 if bench.quick else 3.0, LmdbStore.persist)
     shutil.rmtree(folder)
     bench.add(
         commit_p50_ms=percentile(times_ms, 50),
@@ -205,12 +210,22 @@ def latency(bench: Bench, folder: Path, steps: Steps) -> list[float]:
         raw_lmdb_single_p99_ms=percentile(put, 99),
         raw_fdatasync_single_p50_ms=percentile(sync, 50),
         raw_fdatasync_single_p99_ms=percentile(sync, 99),
+        store_sync_single_p50_ms=percentile(by_sync.times_ms, 50),
+        store_sync_single_cpu_us=by_sync.cpu_us,
+        store_persist_single_p50_ms=percentile(by_persist.times_ms, 50),
+        store_persist_single_cpu_us=by_persist.cpu_us,
         leader_single_cpu_us_per_batch=cost.leader_us,
         follower_single_cpu_us_per_batch=cost.follower_us,
     )
     rows = [
         [name, percentile(times, 50), percentile(times, 99)]
-        for name, times in (("commit on three replicas", times_ms), ("LMDB put", put), ("write + fdatasync", sync))
+        for name, times in (
+            ("commit on three replicas", times_ms),
+            ("the store alone, persist", by_persist.times_ms),
+            ("the store alone, sync", by_sync.times_ms),
+            ("LMDB put", put),
+            ("write + fdatasync", sync),
+        )
     ]
     bench.table(f"One record of {SINGLE_BYTES} B, one at a time", ("", "p50 ms", "p99 ms"), rows)
     return list(times_ms)
@@ -319,7 +334,7 @@ def main() -> None:
                     report = profile(bench, group, f"{shape}, {in_flight} in flight", shape.batch, in_flight)
                     bench.add(**{f"profiled{shape.suffix}_{in_flight}_us_per_batch": 1e6 / report.batches_per_s})
         else:
-            steps_in_all = 2 * 4 * (1 if bench.quick else 3) + 2 + 4 + (2 if bench.quick else 3)
+            steps_in_all = 2 * 4 * (1 if bench.quick else 3) + 3 + 4 + (2 if bench.quick else 3)
             with bench.progress(steps_in_all) as steps:
                 raw_limits(bench, folder, steps)
                 throughput(bench, folder / "hundred", HUNDRED_BYTES, steps)

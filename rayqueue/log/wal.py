@@ -113,7 +113,7 @@ class Wal:
         end = self._at + parts * SECTOR_BYTES
         if end > self.size_bytes:
             return False
-        sectors = []
+        sectors: list[bytes] = []
         for part in range(parts):
             piece = content[part * _DATA_BYTES : (part + 1) * _DATA_BYTES]
             body = _WHOLE.pack(self._base, self._sequence, part, parts, len(piece), piece)
