@@ -127,10 +127,10 @@ class Outcome:
             self.done = True
             wakers, self._wakers = self._wakers, None
             callbacks, self._callbacks = self._callbacks, None
-        for wake in wakers or ():
-            wake()
         if callbacks:
             CallbackThread.shared().post(callbacks)
+        for wake in wakers or ():
+            wake()
 
     def add_waker(self, wake: Waker) -> None:
         """Called at once if the outcome is known."""

@@ -83,7 +83,9 @@ LATENCY_S = 0.002
 class ScriptedPartition:
     """A partition, its leader, and the script of what happens to each attempt. After its end all goes well."""
 
-    def __init__(self, loop: VirtualLoop, script: Iterable[str] = (), *, lanes: int = 1, producers: int = 1024) -> None:
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, script: Iterable[str] = (), *, lanes: int = 1, producers: int = 1024
+    ) -> None:
         self.loop = loop
         self.script: Iterator[str] = iter(script)
         self.log = Log(PartitionSettings(lanes=lanes, max_producers=producers))
