@@ -64,6 +64,7 @@ _FAILURES = (RayError, RayQueueError, OSError, ValueError, asyncio.TimeoutError)
 """What a step may end with that is no bug of ours. ``ValueError``: a name that is taken, or that nobody has."""
 
 _IDENTIFY_S = 30.0
+_FIRST_LOOK_S = 10.0
 _ANSWER_S = 60.0
 _CLOSE_S = 10.0
 _ERASE_S = 60.0
@@ -97,6 +98,7 @@ class Keeper:
         self._woken = asyncio.Event()
         self._known = _Known()
         self._steps: dict[object, asyncio.Task[None]] = {}
+        self._asked_since_s: dict[object, float] = {}
         self._made: set[ReplicaKey] = set()
         self._removed: set[ReplicaKey] = set()
         self._configured: dict[str, int] = {}
@@ -137,25 +139,31 @@ class Keeper:
             if view.leader is not None:
                 self._leaderless_since_s = time.monotonic()
             elif time.monotonic() - self._leaderless_since_s > _LEADERLESS_S:
-                await self._look_at_nodes()
+                await self._look_at_nodes(view)
                 await self._act(self._coordinators(), view, [], [])
             return
         self._leaderless_since_s = time.monotonic()
-        await self._look_at_nodes()
+        await self._look_at_nodes(view)
         await self._write_down(view)
         behind = self._behind(view)
         await self._act([*self._coordinators(), *self._replicas(view)], view, self._doomed(view), behind)
 
-    async def _look_at_nodes(self) -> None:
+    async def _look_at_nodes(self, view: ClusterView) -> None:
         """Learn who the new ones are; forget those that are gone."""
         known = self._known
+        for row in view.brokers.values():
+            # Another coordinator has asked it. A Ray node's id is never used again.
+            known.homes.setdefault(row.ray_node, Home(row.broker, row.host, row.ray_node, 0, self._manifest, None))
         alive = {node.node_id: node for node in await asyncio.to_thread(nodes.alive_nodes)}
         for node_id in known.homes.keys() - alive.keys():
-            _log.info("broker %s is gone with Ray node %s", known.homes[node_id].broker, node_id)
-            del known.homes[node_id]
+            home = known.homes.pop(node_id)
+            if known.current.get(home.broker) == node_id:
+                _log.info("broker %s is gone with Ray node %s", home.broker, node_id)
         known.strangers &= alive.keys()
+        self._asked_since_s = {node: since for node, since in self._asked_since_s.items() if node in alive}
         for node_id, node in alive.items():
             if node_id not in known.homes and node_id not in known.strangers:
+                self._asked_since_s.setdefault(node_id, time.monotonic())
                 self._begin(node_id, self._identify(node))
         known.current = await self._current_nodes(alive)
 
@@ -205,7 +213,7 @@ class Keeper:
             row = view.brokers.get(broker)
             if row is None or (row.host, row.ray_node) != (host, node_id):
                 await self._change(PutBroker(broker, host, node_id))
-        if alive != self._told_brokers:
+        if alive != self._told_brokers and not self._expects_more():
             self._replica.set_brokers(alive)
             self._told_brokers = alive
         if self._made:
@@ -218,6 +226,13 @@ class Keeper:
             await self._change(ReplicasRemoved(tuple((key.group_id, key.node_id) for key in removed)))
             self._removed -= removed
             self._woken.set()
+
+    def _expects_more(self) -> bool:
+        """At the beginning all nodes are new: the first topic should not go to the one that answers first."""
+        return self._told_brokers is None and any(
+            key in self._asked_since_s and time.monotonic() - self._asked_since_s[key] < _FIRST_LOOK_S
+            for key in self._steps
+        )
 
     # -- what there should be --------------------------------------------------------------------
 

@@ -35,7 +35,7 @@ from rayqueue.ids import NodeId
 
 _log = logging.getLogger(__name__)
 
-_LOOK_S = 10.0
+_SETTLE_S = 20.0
 _LOOK_AGAIN_S = 0.2
 _ASK_S = 2.0
 _ASK_AGAIN_S = 0.02
@@ -107,9 +107,11 @@ def new_cluster(homes: Sequence[Home], coordinators: int, cluster_id: str) -> Cl
 
 def _homes(settings: Settings, deadline_s: float) -> dict[str, Home]:
     """Every node of this Ray that answers, by broker."""
-    timeout_s = max(0.1, min(_LOOK_S, deadline_s - time.monotonic()))
     asked: dict[Any, RayNode] = {nodes.look_at(node, settings.data_dir): node for node in nodes.alive_nodes()}
-    ready, late = ray.wait(list(asked), num_returns=len(asked), timeout=timeout_s)
+    patience_s = max(0.1, deadline_s - time.monotonic())
+    ready, late = ray.wait(list(asked), num_returns=len(asked), timeout=patience_s / 2)
+    if not ready:
+        ready, late = ray.wait(list(asked), timeout=patience_s / 2)
     for ref in late:
         _log.warning("node %s at %s does not answer", asked[ref].node_id, asked[ref].host)
     homes: dict[str, Home] = {}
@@ -201,7 +203,7 @@ def _settle(settings: Settings, homes: Iterable[Home], cluster: ClusterManifest)
     asked = {each.broker: nodes.settle_at(each.ray_node, settings.data_dir, cluster, secret) for each in homes}
     for broker, ref in asked.items():
         try:
-            problem: Exception | None = ray.get(ref, timeout=_LOOK_S)
+            problem: Exception | None = ray.get(ref, timeout=_SETTLE_S)
         except RayError as error:
             problem = error
         if problem is not None:
