@@ -92,7 +92,7 @@ class World:
         # Dice of their own: what groups do changes nothing in the schedules of those who have none.
         self.group_rng = Random(f"groups {seed}")
         self.groups = [
-            SimGroup(self, name, self.group_rng) for name in ("a", "b")[: self.group_rng.choice((0, 0, 1, 2))]
+            SimGroup(self, name, self.group_rng) for name in ("a", "b")[: self.group_rng.choice((0, 0, 0, 0, 1, 2))]
         ]
         self.partition_settings = SETTINGS if self.groups else PartitionSettings()
         drawn = {fault for fault in FAULTS if self.rng.random() < 0.4}
