@@ -231,8 +231,9 @@ class Channel(asyncio.BufferedProtocol):
                 future.set_exception(decode_failure(body))
             else:
                 raise TransportError(f"an answer of kind {kind} does not fit its request")
-        except TransportError as error:
-            future.set_exception(error)
+        except Exception as error:  # noqa: BLE001  # whoever waits must learn it
+            known = error if isinstance(error, TransportError) else TransportError(f"an unreadable answer: {error!r}")
+            future.set_exception(known)
         if self._retired and not self._pending:
             self.close()
 

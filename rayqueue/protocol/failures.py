@@ -19,10 +19,13 @@ class _Failure(msgspec.Struct, frozen=True, array_like=True):
 def _tree(cls: type[RayQueueError]) -> dict[str, type[RayQueueError]]:
     found = {cls.code: cls}
     for child in cls.__subclasses__():
-        found |= _tree(child)
+        # Ray makes subclasses of its own, with the same codes, of errors that it has carried.
+        if child.__module__ == errors.__name__:
+            found |= _tree(child)
     return found
 
 
+_classes = _tree(RayQueueError)
 _encoder = msgspec.msgpack.Encoder(enc_hook=str)
 _decoder = msgspec.msgpack.Decoder(_Failure)
 
@@ -37,5 +40,4 @@ def decode_failure(body: memoryview | bytes) -> RayQueueError:
         failure = _decoder.decode(body)
     except msgspec.MsgspecError as error:
         return errors.TransportError(f"an error that cannot be read: {error}")
-    cls = _tree(RayQueueError).get(failure.code, RayQueueError)
-    return cls(failure.text, **failure.details)
+    return _classes.get(failure.code, RayQueueError)(failure.text, **failure.details)

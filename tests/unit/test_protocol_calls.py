@@ -114,6 +114,17 @@ def test_every_error_is_the_same_on_the_other_side(cls: type[RayQueueError]) -> 
     assert raised.details == {"offset": 3, "leader": None, "lanes": [1, 2]}
 
 
+def test_classes_that_others_derive_from_ours_are_not_taken_for_them() -> None:
+    """Ray derives one of its own from each error that a call has raised; the constructor is another."""
+
+    class Derived(NotLeaderError):
+        def __init__(self) -> None:
+            super().__init__("made by Ray")
+
+    Derived()
+    assert type(decode_failure(encode_failure(NotLeaderError("ask", leader="n2")))) is NotLeaderError
+
+
 def test_details_that_have_no_form_become_text() -> None:
     assert decode_failure(encode_failure(NotLeaderError("ask", leader=ValueError("x")))).details == {"leader": "x"}
 
