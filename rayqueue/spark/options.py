@@ -35,6 +35,8 @@ _READ = {
     "failondataloss",
     "readfrom",
     "fetchbytes",
+    "pushfilters",
+    "partitions",
 }
 _STREAM = {"maxrecordspertrigger", "maxbytespertrigger", "group", "pin"}
 _WRITE = {
@@ -100,6 +102,13 @@ class _Given:
         return Where(self.text("address"), self.text("namespace"))
 
 
+def _numbers(name: str, text: str | None) -> frozenset[int] | None:
+    parts = _listed(text)
+    if not all(part.isdigit() for part in parts):
+        raise InvalidInputError(f"{name} are numbers with commas, not {text!r}", option=name)
+    return frozenset(map(int, parts)) or None
+
+
 def _listed(text: str | None) -> list[str]:
     return [part.strip() for part in text.split(",") if part.strip()] if text else []
 
@@ -113,6 +122,9 @@ class ReadOptions:
     end: Places = field(default_factory=lambda: Places(LATEST))
     max_records_per_split: int | None = None
     min_splits: int = 0
+    partitions: frozenset[int] | None = None
+    """Only these of each topic."""
+    push_filters: bool = False
     scan: ScanSettings = field(default_factory=ScanSettings)
 
 
@@ -163,6 +175,8 @@ def read_options(options: Mapping[str, str], *, stream: bool = False) -> ReadOpt
         end=_places(given, "ending", topics, Places(LATEST)),
         max_records_per_split=given.number("maxRecordsPerSplit"),
         min_splits=given.whole("minPartitions", 0, least=0),
+        partitions=_numbers("partitions", given.text("partitions")),
+        push_filters=given.flag("pushFilters", False),
         scan=ScanSettings(
             fetch_bytes=given.whole("fetchBytes", 4 * MIB),
             follower=given.choice("readFrom", "closest", "leader") == "closest",

@@ -26,13 +26,14 @@ class RangePartition(InputPartition):
 
 
 class TopicReader(DataSourceReader):
+    """Without push-down of filters: Spark 4.2 keeps what the last filtered query has planned for every later query of
+    the same DataFrame, with or without filters, so that they miss records (ADR 14).
+    """
+
     def __init__(self, options: ReadOptions, schema: StructType) -> None:
         self._options = options
         self._schema = arrow_schema_of(schema)
-        self._wanted = Wanted()
-
-    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802  # Spark's name
-        return self._wanted.push(filters)
+        self._wanted = Wanted(partitions=options.partitions)
 
     def partitions(self) -> Sequence[InputPartition]:
         options, wanted = self._options, self._wanted
@@ -55,3 +56,10 @@ class TopicReader(DataSourceReader):
     def read(self, partition: InputPartition) -> Iterator[Any]:
         if isinstance(partition, RangePartition):  # Spark makes one of its own if there is nothing to read
             yield from read(connected(self._options.where), partition.range, self._schema, self._options.scan)
+
+
+class FilteredTopicReader(TopicReader):
+    """With it, for DataFrames that are used in one query only: option ``pushFilters``."""
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802  # Spark's name
+        return self._wanted.push(filters)

@@ -128,6 +128,7 @@ def settings(configs: Mapping[str, str] | None = None) -> dict[str, str]:
         "spark.sql.execution.arrow.maxRecordsPerBatch": "20000",
         "spark.sql.session.timeZone": "UTC",
         "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
         "spark.sql.shuffle.partitions": "4",
         **(configs or {}),
     }
@@ -162,6 +163,7 @@ def _raydp(
 def _local(app_name: str, cores: int, options: Mapping[str, str]) -> SparkSession:
     # Without the second number a failed task fails the job.
     builder: Any = SparkSession.builder.master(f"local[{cores},{_ATTEMPTS}]").appName(app_name)
+    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     local = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1", **options}
     for key, value in local.items():
         builder = builder.config(key, value)

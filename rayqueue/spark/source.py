@@ -16,7 +16,7 @@ from pyspark.sql.types import StructType
 
 from rayqueue.bridge.connection import Where
 from rayqueue.spark.options import columns_option, read_options, stream_options, write_options
-from rayqueue.spark.reader import TopicReader
+from rayqueue.spark.reader import FilteredTopicReader, TopicReader
 from rayqueue.spark.schema import schema_of
 from rayqueue.spark.stream import TopicStreamReader
 from rayqueue.spark.writer import TopicStreamWriter, TopicWriter
@@ -38,7 +38,8 @@ class RayQueueDataSource(DataSource):
         return schema_of(columns_option(self._options))
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        return TopicReader(read_options(self._options), schema)
+        options = read_options(self._options)
+        return FilteredTopicReader(options, schema) if options.push_filters else TopicReader(options, schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802  # Spark's names
         return TopicStreamReader(stream_options(self._options), schema)

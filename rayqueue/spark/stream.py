@@ -48,7 +48,7 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def initialOffset(self) -> Offset:  # noqa: N802  # Spark's names, here and below
         lookup, read = self._lookup(), self._options.read
         infos = lookup.topics(read.topics)
-        bounds = lookup.bounds(_partitions(infos))
+        bounds = lookup.bounds(self._partitions(infos))
         start = lookup.resolve(read.start, bounds)
         self._pin(lookup, list(start))
         return encode_offset(infos, start)
@@ -56,7 +56,7 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:  # noqa: N802
         lookup = self._lookup()
         infos = lookup.topics(self._options.read.topics)
-        bounds = lookup.bounds(_partitions(infos))
+        bounds = lookup.bounds(self._partitions(infos))
         self._pin(lookup, list(bounds))
         begin = decode_offset(start, infos)
         ends = {each: limits.end for each, limits in bounds.items()}
@@ -84,12 +84,12 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def reportLatestOffset(self) -> Offset | None:  # noqa: N802
         lookup = self._lookup()
         infos = lookup.topics(self._options.read.topics)
-        return encode_offset(infos, {each: b.end for each, b in lookup.bounds(_partitions(infos)).items()})
+        return encode_offset(infos, {each: b.end for each, b in lookup.bounds(self._partitions(infos)).items()})
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         lookup = self._lookup()
         infos = lookup.topics(self._options.read.topics)
-        self._stop_at = {each: limits.end for each, limits in lookup.bounds(_partitions(infos)).items()}
+        self._stop_at = {each: limits.end for each, limits in lookup.bounds(self._partitions(infos)).items()}
 
     def _most_records(self, lookup: Lookup, backlog: Mapping[TopicPartition, int], limit: ReadLimit) -> int:
         waiting = {each: count for each, count in backlog.items() if count}
@@ -156,6 +156,15 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def stop(self) -> None:
         pass
 
+    def _partitions(self, infos: Mapping[str, TopicInfo]) -> list[TopicPartition]:
+        only = self._options.read.partitions
+        return [
+            TopicPartition(name, part.number)
+            for name, info in infos.items()
+            for part in info.partitions
+            if only is None or part.number in only
+        ]
+
     def _lookup(self) -> Lookup:
         return Lookup(connected(self._options.read.where))
 
@@ -165,10 +174,6 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if group is not None and self._options.pin and fresh:
             lookup.pin(group, fresh)
             self._pinned.update(fresh)
-
-
-def _partitions(infos: Mapping[str, TopicInfo]) -> list[TopicPartition]:
-    return [TopicPartition(name, part.number) for name, info in infos.items() for part in info.partitions]
 
 
 def encode_offset(infos: Mapping[str, TopicInfo], offsets: Mapping[TopicPartition, int]) -> Offset:
