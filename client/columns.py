@@ -192,7 +192,7 @@ class ArrowColumns(NamedTuple):
         import pyarrow.compute as pc
 
         encoded = self.keys.dictionary_encode()
-        names = pa.array(partitions_of(encoded.dictionary.to_pylist()), pa.int32())
+        names = pa.array(partitions_of(encoded.dictionary.to_pylist()), pa.int32())  # there is no null among them
         chosen = names.take(encoded.indices).fill_null(-1)
         parts: dict[int, ArrowColumns] = {}
         order: list[int] = []

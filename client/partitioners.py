@@ -21,7 +21,7 @@ seen lately, 0.5 µs if not (with numpy; 1.5 µs without).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from crc32c import crc32c
@@ -148,40 +148,37 @@ def murmur2_many(keys: Sequence[bytes], partitions: int) -> list[int]:
 # -- keys of one topic ---------------------------------------------------------------
 
 
-class KeyedPartitions:
-    """Key to partition, for one number of partitions. Remembers a bounded number of keys. Safe in several threads."""
+class KeyedPartitions(dict[bytes, int]):
+    """Key to partition, for one number of partitions. Remembers a bounded number of keys. Safe in several threads.
 
-    __slots__ = ("_cache", "_many", "partitions")
+    ``self[key]`` finds any key: one that is remembered costs no Python code.
+    """
+
+    __slots__ = ("_many", "partitions")
 
     def __init__(self, name: str, partitions: int) -> None:
+        super().__init__()
         self.partitions = partitions
         self._many = consistent_many if name == "consistent" else murmur2_many
-        self._cache: dict[bytes, int] = {}
 
-    def one(self, key: bytes) -> int:
-        found = self._cache.get(key)
-        if found is None:
-            (found,) = self._many((key,), self.partitions)
-            self._remember({key: found})
+    def __missing__(self, key: bytes) -> int:
+        (found,) = self._many((key,), self.partitions)
+        self._remember({key: found})
         return found
 
-    def many(self, keys: Iterable[bytes]) -> list[int]:
-        keys = keys if isinstance(keys, (list, tuple)) else list(keys)
+    def many(self, keys: Sequence[bytes]) -> list[int]:
         if self.partitions == 1:
             return [0] * len(keys)
-        cache = self._cache  # another thread may put a new one in its place
-        try:
-            return list(map(cache.__getitem__, keys))
-        except KeyError:
-            new = list({key for key in keys if key not in cache})
+        found = list(map(self.get, keys))
+        if None not in found:
+            return found  # type: ignore[return-value]
+        new = list({key for key, known in zip(keys, found, strict=True) if known is None})
         fresh = dict(zip(new, self._many(new, self.partitions), strict=True))
         self._remember(fresh)
-        if cache is self._cache:
-            return list(map(cache.__getitem__, keys))
-        return [fresh[key] if key in fresh else cache[key] for key in keys]
+        return [fresh[key] if known is None else known for key, known in zip(keys, found, strict=True)]
 
     def _remember(self, fresh: dict[bytes, int]) -> None:
-        if len(self._cache) + len(fresh) <= CACHED_KEYS:
-            self._cache.update(fresh)
-        else:
-            self._cache = fresh if len(fresh) <= CACHED_KEYS else {}
+        if len(self) + len(fresh) > CACHED_KEYS:
+            self.clear()
+        if len(fresh) <= CACHED_KEYS:
+            self.update(fresh)

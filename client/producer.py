@@ -177,6 +177,8 @@ class Producer:
             partition = target.check_partition(partition)
         elif key is None and target.sticks:
             partition = ANY
+        elif key is not None and target.keyed is not None:
+            partition = target.keyed[key]
         else:
             partition = target.choose(key, value)
         if timestamp_ms is None:

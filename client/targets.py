@@ -15,7 +15,18 @@ from rayqueue.protocol.topics import TopicInfo
 class Target:
     """One topic. Application threads ask it; the I/O thread tells it of new partitions."""
 
-    __slots__ = ("_by_key", "_custom", "_keyed", "_max_batch_bytes", "_next", "buffer", "max_bytes", "name", "sticks")
+    __slots__ = (
+        "_count",
+        "_custom",
+        "_max_batch_bytes",
+        "_next",
+        "_partitioner",
+        "buffer",
+        "keyed",
+        "max_bytes",
+        "name",
+        "sticks",
+    )
 
     def __init__(self, info: TopicInfo, partitioner: str | CustomPartitioner, max_batch_bytes: int) -> None:
         count = len(info.partitions)
@@ -26,19 +37,25 @@ class Target:
         # Not all producers begin with the first partition.
         self.buffer = TopicBuffer(info.name, count, info.settings.lanes, self.max_bytes, randrange(count))  # noqa: S311
         self._custom = None if isinstance(partitioner, str) else partitioner
-        self._by_key = partitioner if isinstance(partitioner, str) and partitioner in BY_KEY else None
-        self.sticks = self._by_key is not None or partitioner == STICKY
+        self._partitioner = partitioner if isinstance(partitioner, str) else ""
+        self.keyed = self._by_key(count)
+        """The partition of each key; None if it does not depend on the key alone."""
+        self.sticks = self.keyed is not None or partitioner == STICKY
         """Records without a key go to ``ANY`` partition, a batch at a time."""
-        self._keyed = KeyedPartitions(self._by_key or BY_KEY[0], count)
+        self._count = count
         self._next = randrange(count)  # noqa: S311
 
     def changed(self, info: TopicInfo) -> None:
         """The topic has more partitions, or other limits. Never fewer partitions."""
         self.max_bytes = self._limit(info)
         count = len(info.partitions)
-        if count > self._keyed.partitions:
+        if count > self._count:
             self.buffer.grow(count)
-            self._keyed = KeyedPartitions(self._by_key or BY_KEY[0], count)
+            self.keyed = self._by_key(count)
+            self._count = count
+
+    def _by_key(self, partitions: int) -> KeyedPartitions | None:
+        return KeyedPartitions(self._partitioner, partitions) if self._partitioner in BY_KEY else None
 
     def _limit(self, info: TopicInfo) -> int:
         return min(info.settings.max_record_bytes, self._max_batch_bytes - BATCH_BYTES)
@@ -47,8 +64,8 @@ class Target:
 
     def choose(self, key: bytes | None, value: bytes | None) -> int:
         """The partition's number, or ``ANY``."""
-        if self._by_key is not None:
-            return ANY if key is None else self._keyed.one(key)
+        if self.keyed is not None:
+            return ANY if key is None else self.keyed[key]
         if self._custom is not None:
             count = len(self.buffer.partitions)
             return self.check_partition(self._custom(key, value, count), "the partitioner's answer")
@@ -89,18 +106,18 @@ class Target:
             chosen = [
                 self.choose(None if keys is None else key, value) for key, value in zip(every, values, strict=True)
             ]
-        elif self._by_key is None:
+        elif self.keyed is None:
             return None if self.sticks else self._turns(len(values))
         elif keys is None:
             return None
         elif None in keys:
-            named = self._keyed.many([key for key in keys if key is not None])
+            named = self.keyed.many([key for key in keys if key is not None])
             found = iter(named)
             chosen = [ANY if key is None else next(found) for key in keys]
         else:
-            if self._keyed.partitions == 1:
+            if self.keyed.partitions == 1:
                 return {0: range(len(values))}
-            chosen = self._keyed.many(keys)  # type: ignore[arg-type]  # no None among them
+            chosen = self.keyed.many(keys)  # type: ignore[arg-type]  # no None among them
         rows: dict[int, list[int]] = {number: [] for number in set(chosen)}
         for row, number in enumerate(chosen):
             rows[number].append(row)
@@ -108,8 +125,9 @@ class Target:
 
     def choose_arrow(self, columns: ArrowColumns) -> tuple[dict[int, ArrowColumns], list[int] | None]:
         """The columns of each partition, or of ``ANY``, and the order this leaves the records in."""
-        if self._by_key is not None and columns.keys is not None:
-            return columns.group(lambda keys: [ANY if key is None else self._keyed.one(key) for key in keys])
+        keyed = self.keyed
+        if keyed is not None and columns.keys is not None:
+            return columns.group(keyed.many)
         if self.sticks:
             return {ANY: columns}, None
         keys = None if columns.keys is None else columns.keys.to_pylist()

@@ -81,7 +81,7 @@ def test_many_keys_at_once_are_the_same_as_one_by_one(keys: list[bytes], partiti
     keyed = KeyedPartitions("consistent", partitions)
     assert keyed.many(keys) == one_by_one
     assert keyed.many(keys) == one_by_one  # from the cache
-    assert [keyed.one(key) for key in keys] == one_by_one
+    assert [keyed[key] for key in keys] == one_by_one
 
 
 def test_without_numpy_it_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,7 +116,7 @@ def test_the_cache_is_bounded_and_right_when_it_overflows() -> None:
     assert keyed.many(second * 2) == [consistent(key, 5) for key in second * 2]
     more = [b"c-%d" % number for number in range(CACHED_KEYS + 1)]
     assert keyed.many(more)[-1] == consistent(more[-1], 5)
-    assert len(keyed._cache) <= CACHED_KEYS
+    assert len(keyed) <= CACHED_KEYS
 
 
 # -- a topic ---------------------------------------------------------------------------
