@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -74,7 +75,20 @@ def connected(address: str | None, data_dir: Path | None, namespace: str | None)
 
 def print_json(facts: Any) -> None:
     """One line, whatever the facts are made of."""
-    typer.echo(json.dumps(msgspec.to_builtins(facts, str_keys=True, enc_hook=str)))
+    typer.echo(json.dumps(_named(facts), default=str))
+
+
+def _named(value: Any) -> Any:
+    """Every field by its name, also where it travels without (``array_like``)."""
+    if isinstance(value, msgspec.Struct):
+        return {name: _named(getattr(value, name)) for name in value.__struct_fields__}
+    if dataclasses.is_dataclass(value):
+        return {field.name: _named(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {str(key): _named(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_named(each) for each in value]
+    return value
 
 
 def console() -> Console:
@@ -114,8 +128,3 @@ def size(count: int | None) -> str:
 def given(**options: Any) -> dict[str, Any]:
     """The options that were named on the command line."""
     return {key: value for key, value in options.items() if value is not None}
-
-
-def changes_of(pairs: Mapping[str, Any], parse: Callable[[Any], Any]) -> dict[str, Any]:
-    """The same, where ``none`` takes a limit away."""
-    return {key: None if value == "none" else parse(value) for key, value in pairs.items() if value is not None}

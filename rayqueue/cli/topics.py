@@ -225,7 +225,7 @@ def troubles_of(topic: TopicDescription) -> Iterator[str]:
 
 
 def _replicas(partition: PartitionDescription) -> str:
-    return ", ".join(f"{each.node} {each.role} on {each.broker}" for each in partition.replicas)
+    return "\n".join(f"{each.node} {each.role} on {each.broker}" for each in partition.replicas)
 
 
 def _limits(**options: str | None) -> dict[str, int | None]:
