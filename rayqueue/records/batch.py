@@ -183,20 +183,15 @@ class RecordBatch:
         """Every record of the batch."""
         return list(
             map(
-                tuple.__new__,  # what Record._make does, without a Python call per record
-                repeat(Record),
-                zip(
-                    range(self.base_offset, self.base_offset + self.header.count),
-                    self.timestamps(),
-                    self.keys(),
-                    self.values(),
-                    self.headers(),
-                    repeat(self.header.lane),
-                    repeat(topic),
-                    repeat(partition),
-                    # Three of these never end, so zip() cannot be strict.
-                    strict=False,
-                ),
+                Record,
+                range(self.base_offset, self.base_offset + self.header.count),
+                self.timestamps(),
+                self.keys(),
+                self.values(),
+                self.headers(),
+                repeat(self.header.lane),
+                repeat(topic),
+                repeat(partition),
             )
         )
 
