@@ -4,6 +4,7 @@
 PYTHON := .venv/bin/python
 SCHEDULES ?= 1500
 SEED ?= 1
+WORLD ?= partition
 WORKERS ?= auto
 
 export RAY_USAGE_STATS_ENABLED := 0
@@ -13,7 +14,7 @@ export RAY_USAGE_STATS_ENABLED := 0
 help:
 	@echo "make demo                      set up, then show that a killed leader loses nothing"
 	@echo "make test                      set up, then lint, types, import rules and tests"
-	@echo "make sim SCHEDULES=n SEED=s    n seeded fault schedules of the simulator"
+	@echo "make sim SCHEDULES=n SEED=s    n seeded fault schedules of the simulator; WORLD=cluster: of the coordinator"
 	@echo "make bench [QUICK=1]           every published figure, measured again"
 	@echo "make format                    let ruff rewrite what it can"
 	@echo "make lint types imports unit integration    the parts of make test"
@@ -49,7 +50,7 @@ format: setup
 	$(PYTHON) -m ruff format
 
 sim: setup
-	@$(PYTHON) -m tests.sim.campaign --schedules $(SCHEDULES) --seed $(SEED)
+	@$(PYTHON) -m tests.sim.campaign --world $(WORLD) --schedules $(SCHEDULES) --seed $(SEED)
 
 bench: setup
 	@set -e; for script in benchmarks/[!_]*.py; do \

@@ -2,6 +2,7 @@
 
     python -m tests.sim.campaign --schedules 20000 --seed 1
     python -m tests.sim.campaign --replay 4711
+    python -m tests.sim.campaign --world cluster --schedules 3000
 
 Ends with one JSON line: schedules, acked, lost, stuck, seconds. Exit code 1 if
 any schedule failed; each failing seed prints the command that replays it.
@@ -16,16 +17,20 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from tests.sim.checker import BrokenError
-from tests.sim.world import World
+from tests.sim.cluster_world import ClusterOutcome, ClusterWorld
+from tests.sim.world import Outcome, World
 
 CHUNK = 25
+
+WORLDS: dict[str, Callable[[int], World | ClusterWorld]] = {"partition": World, "cluster": ClusterWorld}
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,9 +43,10 @@ class Result:
     text: str
 
 
-def run_seed(seed: int) -> Result:
+def run_seed(seed: int, world: str = "partition") -> Result:
+    outcome: Outcome | ClusterOutcome
     try:
-        outcome = World(seed).run()
+        outcome = WORLDS[world](seed).run()
     except BrokenError as broken:
         return Result(seed, 0, 0, broken.kind, str(broken))
     except Exception:  # noqa: BLE001
@@ -49,20 +55,21 @@ def run_seed(seed: int) -> Result:
     return Result(seed, outcome.acked, outcome.snapshots, None, "")
 
 
-def run_seeds(seeds: list[int]) -> list[Result]:
-    return [run_seed(seed) for seed in seeds]
+def run_seeds(seeds: list[int], world: str = "partition") -> list[Result]:
+    return [run_seed(seed, world) for seed in seeds]
 
 
-def run_campaign(first_seed: int, schedules: int, workers: int) -> Iterator[Result]:
+def run_campaign(first_seed: int, schedules: int, workers: int, world: str = "partition") -> Iterator[Result]:
     seeds = range(first_seed, first_seed + schedules)
     chunks = [list(seeds[at : at + CHUNK]) for at in range(0, schedules, CHUNK)]
     with multiprocessing.get_context("spawn").Pool(workers) as pool:
-        for results in pool.imap_unordered(run_seeds, chunks):
+        for results in pool.imap_unordered(partial(run_seeds, world=world), chunks):
             yield from results
 
 
-def replay_command(seed: int) -> str:
-    return f"python -m tests.sim.campaign --replay {seed}"
+def replay_command(seed: int, world: str = "partition") -> str:
+    which = "" if world == "partition" else f" --world {world}"
+    return f"python -m tests.sim.campaign{which} --replay {seed}"
 
 
 def main() -> int:
@@ -71,9 +78,10 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1, help="the first seed; the others follow")
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--replay", type=int, metavar="SEED", help="run this one seed, with its traceback")
+    parser.add_argument("--world", choices=sorted(WORLDS), default="partition", help="a partition, or the coordinator")
     arguments = parser.parse_args()
     if arguments.replay is not None:
-        print(World(arguments.replay).run())
+        print(WORLDS[arguments.world](arguments.replay).run())
         return 0
 
     console = Console(stderr=True)
@@ -83,13 +91,13 @@ def main() -> int:
     columns = (TextColumn("schedules"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[state]}"))
     with Progress(*columns, TimeRemainingColumn(), console=console) as progress:
         task = progress.add_task("", total=arguments.schedules, state="")
-        for result in run_campaign(arguments.seed, arguments.schedules, arguments.workers):
+        for result in run_campaign(arguments.seed, arguments.schedules, arguments.workers, arguments.world):
             acked += result.acked
             snapshots += result.snapshots
             if result.kind is not None:
                 counts[result.kind] += 1
                 console.print(f"[red]seed {result.seed} {result.kind}:[/] {result.text}")
-                console.print(f"  replay: [bold]{replay_command(result.seed)}[/]")
+                console.print(f"  replay: [bold]{replay_command(result.seed, arguments.world)}[/]")
             state = f"acked {acked}  lost {counts['lost']}  stuck {counts['stuck']}"
             progress.update(task, advance=1, state=state)
     seconds = round(time.monotonic() - started, 1)

@@ -125,8 +125,8 @@ class SimMember:
 
     def want(self, topics: tuple[str, ...]) -> None:
         self.topics = topics
-        if self.alive and self.joined and not self.paused:
-            self._join()
+        if self.alive:
+            self._awake(lambda: self._join() if self.joined else None)()
 
     def _join(self) -> None:
         join = calls.JoinGroup(
@@ -148,9 +148,11 @@ class SimMember:
             self._take(result)
             if first:
                 self._heartbeat()
+            if join.topics != self.topics:
+                self._join()
         elif isinstance(result, UnknownMemberError):
             self._start_over()
-        elif join.topics == self.topics:
+        elif join.topics == self.topics or not self.joined:
             self._after(self.world.rng.uniform(0.02, 0.2), lambda: self._join() if member == self.member else None)
 
     def _start_over(self) -> None:

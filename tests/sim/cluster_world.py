@@ -211,7 +211,9 @@ class ClusterWorld:
                 result = UnknownTopicError(f"{each} is gone")
             else:
                 place = (held.topic_id, each.partition)
-                partition = self.partitions.setdefault(place, SimPartition())
+                partition = self.partitions.get(place)
+                if partition is None:
+                    partition = self.partitions[place] = SimPartition()
                 result = self.write(partition, group, held.generation, {} if offset is None else {0: offset})
                 if not isinstance(result, RayQueueError):
                     if offset is None:

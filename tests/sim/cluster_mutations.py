@@ -1,0 +1,209 @@
+"""Each rule of the groups' protocol, switched off: the simulator must notice every time.
+
+As in ``mutations``, one method is replaced while a schedule runs, and
+``faults`` narrows what goes wrong to what the rule is for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+from unittest.mock import patch
+
+from rayqueue.cluster.catalog import Catalog
+from rayqueue.cluster.commands import Join, Release
+from rayqueue.cluster.groups import _GROUP, Group, Groups, Member, _encode, _GroupRow, _Step
+from rayqueue.cluster.memberships import Memberships
+from rayqueue.cluster.sessions import Session
+from rayqueue.log.store import Table
+from rayqueue.protocol.topics import TopicPartition
+from tests.sim.cluster_members import Held, SimMember
+from tests.sim.cluster_world import ClusterWorld, SimPartition
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterMutation:
+    name: str
+    finding: str
+    target: Any
+    attribute: str
+    replacement: Any
+    faults: frozenset[str]
+    size: int | None = None
+    ending: str | None = None
+
+    def world(self, seed: int) -> ClusterWorld:
+        return ClusterWorld(seed, self.faults, self.size, self.ending)
+
+    @contextmanager
+    def active(self) -> Iterator[None]:
+        with patch.object(self.target, self.attribute, self.replacement):
+            yield
+
+
+def _read_unclaimed(member: SimMember, each: TopicPartition, held: Held) -> None:
+    """Begin to read without telling the partition."""
+    held.claimed = True
+    member.world.checker.claimed(member.member, member.group, held.topic_id, each.partition, held.generation)
+    member._work(each, held)
+
+
+def _unfenced(world: ClusterWorld, partition: SimPartition, group: str, generation: int, offsets: Any) -> Any:
+    return partition.commit(group, 1 << 40, offsets)
+
+
+_finish = _Step.finish
+
+
+def _grant_before_release(step: _Step, partitions: Any) -> None:
+    """What is meant for another is taken away at once."""
+    if step.aim:
+        step._retarget(partitions)
+        step.aim = False
+    for member in step.group.members.values():
+        for each in member.surplus():
+            del member.owned[each], step.group.owners[each]
+            step._changed = True
+    _finish(step, partitions)
+
+
+def _release_whenever(member: Member, reading: Any, generation: int) -> tuple[TopicPartition, ...]:
+    kept = set(reading)
+    return tuple(each for each in member.surplus() if each not in kept)
+
+
+def _apply_release_whenever(step: _Step, release: Release) -> None:
+    step.answers.append(None)
+    member = step.group.members.get(release.member)
+    for each in release.partitions if member is not None else ():
+        if member is not None and each in member.owned and each not in member.meant:
+            del member.owned[each], step.group.owners[each]
+            step._changed = True
+
+
+def _same_generation(step: _Step, partitions: Any) -> None:
+    """A step that moves partitions and does not make the generation grow."""
+    _finish(step, partitions)
+    if step.changed and step.group.generation > 1:
+        step.group.generation -= 1
+
+
+_join = _Step.join
+
+
+def _inherit_grants(step: _Step, wish: Join) -> None:
+    """A static member's successor has its predecessor's grants, with their generation."""
+    group = step.group
+    former = group.instances.get(wish.instance) if wish.instance is not None else None
+    owned = dict(group.members[former].owned) if former is not None and former != wish.member else {}
+    _join(step, wish)
+    successor = group.members.get(wish.member)
+    if successor is not None:
+        for each, generation in owned.items():
+            if each not in group.owners:
+                successor.owned[each] = generation
+                group.owners[each] = wish.member
+
+
+def _never_renew(session: Session, now_s: float) -> None:
+    session.deadline_s = min(session.deadline_s, now_s + session.timeout_s)
+
+
+def _late_joiners_starve(step: _Step, partitions: Any) -> None:
+    """Who came first keeps all."""
+    group = step.group
+    first = min(group.members, default=None)
+    for name, member in group.members.items():
+        target = tuple(
+            TopicPartition(topic, number)
+            for topic in member.wish.topics
+            for number in range(partitions.get(topic, 0))
+            if name == first
+        )
+        if member.target != target:
+            member.set_target(target)
+            step._changed = True
+
+
+def _write_head_only(groups: Groups, group: Group, step: _Step) -> None:
+    row = _GroupRow(group.name, group.generation, group.assignor)
+    groups._store.put(Table.META, _GROUP + group.name.encode(), _encode(row))
+
+
+def _mutation(
+    name: str, finding: str, target: Any, attribute: str, replacement: Any, *faults: str, ending: str | None = None
+) -> ClusterMutation:
+    return ClusterMutation(name, finding, target, attribute, replacement, frozenset(faults), ending=ending)
+
+
+_ZOMBIES = ("member_pause", "member_cut", "client_slow")
+
+CLUSTER_MUTATIONS = (
+    _mutation("no_claim", "a new owner does not fence the old one", SimMember, "claim", _read_unclaimed, *_ZOMBIES),
+    _mutation("no_fencing", "a partition takes any generation", ClusterWorld, "write", _unfenced, *_ZOMBIES),
+    _mutation(
+        "grant_before_release",
+        "a partition is granted before its owner let go",
+        _Step,
+        "finish",
+        _grant_before_release,
+        *("member_leave", "slow_release", "wishes"),
+    ),
+    _mutation(
+        "generation_stands_still", "a change without a new generation", _Step, "finish", _same_generation, *_ZOMBIES
+    ),
+    _mutation(
+        "static_keeps_generation",
+        "a static member's successor commits with its predecessor's generation",
+        _Step,
+        "join",
+        _inherit_grants,
+        *("member_kill",),
+    ),
+    _mutation(
+        "generation_reset",
+        "a group that is made again begins at generation 0",
+        Catalog,
+        "keep_generation",
+        lambda catalog, generation: None,
+        *("delete_groups",),
+    ),
+    _mutation(
+        "no_fresh_sessions",
+        "a new leader does not know the members",
+        Memberships,
+        "_open_missing",
+        lambda memberships, group: None,
+        ending="failover",
+    ),
+    _mutation("sessions_not_renewed", "heartbeats do not count", Session, "renew", _never_renew, ending="quiet"),
+    _mutation("late_joiners_starve", "who came first keeps all", _Step, "_retarget", _late_joiners_starve),
+    _mutation(
+        "ids_in_memory",
+        "counters are not written",
+        Catalog,
+        "_write_counters",
+        lambda catalog: None,
+        *("kill", "producer_ids", "power_loss"),
+    ),
+    _mutation(
+        "unwritten_members",
+        "who was granted what is not written",
+        Groups,
+        "_write",
+        _write_head_only,
+        *("kill", "power_loss", "member_leave"),
+    ),
+)
+
+
+@contextmanager
+def releases_unchecked() -> Iterator[None]:
+    """Neither the leader nor the log asks what a member knew when it let go."""
+    with (
+        patch.object(Member, "releases", _release_whenever),
+        patch.object(_Step, "release", _apply_release_whenever),
+    ):
+        yield
