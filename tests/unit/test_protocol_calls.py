@@ -117,11 +117,11 @@ def test_every_error_is_the_same_on_the_other_side(cls: type[RayQueueError]) -> 
 def test_classes_that_others_derive_from_ours_are_not_taken_for_them() -> None:
     """Ray derives one of its own from each error that a call has raised; the constructor is another."""
 
-    class Derived(NotLeaderError):
+    class DerivedError(NotLeaderError):
         def __init__(self) -> None:
             super().__init__("made by Ray")
 
-    Derived()
+    DerivedError()
     assert type(decode_failure(encode_failure(NotLeaderError("ask", leader="n2")))) is NotLeaderError
 
 
