@@ -20,7 +20,7 @@ from rayqueue.partition.commands import (
 )
 from rayqueue.partition.groups import Group
 from rayqueue.partition.machine import Partition
-from rayqueue.partition.reader import Fetched, check_cursors, offset_for_time, read, read_lanes
+from rayqueue.partition.reader import Fetched, offset_for_time, read, read_lanes
 from rayqueue.partition.retention import retention_point
 from rayqueue.partition.rows import Bounds, bounds
 from rayqueue.partition.settings import PartitionSettings
@@ -42,7 +42,6 @@ __all__ = [
     "Pinned",
     "Trimmed",
     "bounds",
-    "check_cursors",
     "commit_command",
     "configure_command",
     "delete_group_command",

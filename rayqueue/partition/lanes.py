@@ -38,8 +38,8 @@ class Lanes:
         self._totals: dict[int, LaneTotals] = {}
 
     def append(self, lane: int, base_offset: Offset, count: int, size_bytes: int) -> None:
-        records_before, bytes_before, _ = self._totals.get(lane, _NOTHING)
-        row = pack_lane(records_before, bytes_before, count, size_bytes)
+        records_before, bytes_before, end_before = self._totals.get(lane, _NOTHING)
+        row = pack_lane(records_before, bytes_before, end_before, count, size_bytes)
         self._store.put(Table.LANES, lane_key(lane, base_offset), row)
         end = Offset(base_offset + count)
         self._totals[lane] = LaneTotals(records_before + count, bytes_before + size_bytes, end)
@@ -110,6 +110,19 @@ def committed_prefix(
             if first is not None and first < prefix:
                 prefix = Offset(first)
     return prefix
+
+
+def lost_since(rows: Rows, start: Offset, lanes: int, lane: int, offset: int) -> bool:
+    """Whether something of the lane was at or after this offset, which is before the log's start, and was trimmed."""
+    if lanes == 1 or lane >= lanes:
+        return lane == 0
+    batch = _last_batch(rows, lane, start)
+    if batch is None or batch.end_offset <= start:
+        batch = _first_batch(rows, lane, start)
+    if batch is None:
+        totals = _read_totals(rows.get(Table.META, LANES_KEY) or b"")
+        return totals.get(lane, _NOTHING).end > offset
+    return batch.base_offset < start or batch.end_before > offset
 
 
 def _first_record(rows: Rows, lane: int, offset: int) -> int | None:

@@ -17,6 +17,7 @@ from rayqueue.errors import DamagedLogError, InvalidInputError, OffsetOutOfRange
 from rayqueue.ids import Offset
 from rayqueue.log.store import Snapshot, Table
 from rayqueue.partition.commands import check_offset
+from rayqueue.partition.lanes import lost_since
 from rayqueue.partition.rows import (
     BatchRow,
     base_of_lane_key,
@@ -78,11 +79,15 @@ def read_lanes(
 
     At least one, if there is one. Each lane's batches come in order, from the one
     that holds its cursor on. ``ANY_LANE`` alone reads in the order of offsets.
+
+    A cursor may be before the start of the log if its lane had nothing there: a
+    lane in which little happens does not fall behind because of the others.
     """
     start, end = bounds(snapshot)
-    check_cursors(cursors, start, max(end, high_watermark))
+    last = max(end, high_watermark)
     found: list[Fetched] = []
-    for lane, offset in sorted(cursors, reverse=True):
+    inside = [_inside(snapshot, lane, offset, start, last) for lane, offset in cursors]
+    for lane, offset in sorted(inside, reverse=True):
         if offset >= end:
             continue
         for batch in _batches(snapshot, offset, None if lane == ANY_LANE else lane):
@@ -93,17 +98,15 @@ def read_lanes(
     return found
 
 
-def check_cursors(cursors: Sequence[Cursor], start: int, end: int) -> None:
-    """``OffsetOutOfRangeError``, with the lane, unless each is from ``start`` to ``end``."""
-    for lane, offset in cursors:
-        if not start <= offset <= end:
-            raise OffsetOutOfRangeError(
-                f"offset {offset} is not in the log, which has {start} to {end}",
-                offset=offset,
-                lane=lane,
-                start=start,
-                end=end,
-            )
+def _inside(snapshot: Snapshot, lane: int, offset: int, start: Offset, end: int) -> Cursor:
+    """The cursor, or where it comes to the same. ``OffsetOutOfRangeError`` if it missed something or is past the end."""
+    if start <= offset <= end:
+        return Cursor(lane, offset)
+    if offset < start and lane != ANY_LANE and not lost_since(snapshot, start, lanes_of(snapshot), lane, offset):
+        return Cursor(lane, start)
+    raise OffsetOutOfRangeError(
+        f"offset {offset} is not in the log, which has {start} to {end}", offset=offset, lane=lane, start=start, end=end
+    )
 
 
 def offset_for_time(snapshot: Snapshot, timestamp: int) -> Offset:

@@ -42,7 +42,7 @@ class Rows(Protocol):
 _OFFSET_KEY = Struct(">Q")
 _LANE_KEY = Struct(">BQ")
 _BATCH_ROW = Struct("<QQqqIIB")
-_LANE_ROW = Struct("<QQII")
+_LANE_ROW = Struct("<QQQII")
 _LOG_ROW = Struct("<QQQQq")
 
 offset_key = _OFFSET_KEY.pack
@@ -50,7 +50,7 @@ lane_key = _LANE_KEY.pack
 pack_batch = _BATCH_ROW.pack
 """index, bytes before, running timestamp, own timestamp, count, size, lane"""
 pack_lane = _LANE_ROW.pack
-"""records before in this lane, bytes before in this lane, count, size"""
+"""records before, bytes before, end of the batch before, all of this lane; count, size"""
 
 
 class BatchRow(NamedTuple):
@@ -82,6 +82,8 @@ class LaneRow(NamedTuple):
     base_offset: Offset
     records_before: int
     bytes_before: int
+    end_before: Offset
+    """Where the batch before it in this lane ends: nothing of this lane is between the two."""
     count: int  # type: ignore[assignment]
     size_bytes: int
 

@@ -134,6 +134,12 @@ class Model:
             point = min(point, self.prefix(self.pinned()))
         return point
 
+    def lost(self, lane: int, offset: int) -> bool:
+        """Whether the lane had something from this offset to the start of the log."""
+        return lane == ANY_LANE or any(
+            batch.lane == lane and batch.end > offset and batch.base < self.start for batch in self.batches
+        )
+
     def read_lanes(self, cursors: list[Cursor], max_bytes: int) -> list[tuple[int, int, bytes]]:
         found: list[tuple[int, int, bytes]] = []
         for lane, offset in sorted(cursors, reverse=True):
@@ -347,10 +353,14 @@ class GroupsAgainstModel(RuleBasedStateMachine):
         with self.log.snapshot() as snapshot:
             assert read_lanes(snapshot, cursors, max_bytes) == expected
             lane = data.draw(st.sampled_from(sorted(drawn)))
-            for outside in (model.start - 1, model.end + 1):
-                wrong = [Cursor(each, outside if each == lane else at) for each, at in drawn.items()]
+            before = data.draw(st.integers(0, max(0, model.start - 1)))
+            for outside in (before, model.end + 1):
+                moved = [Cursor(each, outside if each == lane else at) for each, at in drawn.items()]
+                if model.start <= outside <= model.end or (outside < model.start and not model.lost(lane, outside)):
+                    assert read_lanes(snapshot, moved, max_bytes) == model.read_lanes(moved, max_bytes)
+                    continue
                 with pytest.raises(OffsetOutOfRangeError) as caught:
-                    read_lanes(snapshot, wrong, max_bytes)
+                    read_lanes(snapshot, moved, max_bytes)
                 assert caught.value.details == {
                     "offset": outside,
                     "lane": lane,
