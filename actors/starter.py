@@ -35,6 +35,9 @@ from rayqueue.ids import NodeId
 
 _log = logging.getLogger(__name__)
 
+LOOK_S = 60.0
+"""How long the nodes of a Ray that has just started may take to run their first task."""
+
 _SETTLE_S = 20.0
 _LOOK_AGAIN_S = 0.2
 _ASK_S = 2.0
@@ -56,8 +59,8 @@ class StarterActor:
 
 def start_cluster(settings: Settings) -> None:
     """Returns once a coordinator leads. ``ClusterStartError`` names what was missing for too long."""
+    homes = _homes(settings, time.monotonic() + LOOK_S)
     deadline_s = time.monotonic() + settings.cluster.start_timeout_ms / 1000
-    homes = _homes(settings, deadline_s)
     cluster = known_cluster(homes.values())
     secret = settings.transport.secret or next((each.secret for each in homes.values() if each.secret), None)
     settings = home.using_secret(settings, secret or home.new_secret())
@@ -150,7 +153,7 @@ def _wait_for_majority(
                 missing=missing,
             )
         time.sleep(_LOOK_AGAIN_S)
-        homes = _homes(settings, deadline_s)
+        homes = _homes(settings, time.monotonic() + LOOK_S)
     return homes
 
 

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 _DIAL_S = 1.0
-_MARGIN_S = 5.0
+_MARGIN_S = 90.0
 
 
 def connect(
