@@ -7,8 +7,10 @@ before every acknowledgement. Per size of record and number of partitions:
 
 ``send``        one call per record, then ``flush``; the clock stops when the last one is acknowledged
 ``send_many``   columns of 10,000 records per call, then ``flush``
+``records``     the whole topic from its beginning by ``poll``, in a new consumer
+``arrow``       the same by ``poll_arrow``
 
-Each is the median of several rounds. ``cpu_us`` is what the producer's process
+Each is the median of several rounds. ``cpu_us`` is what this process
 spends per record, all threads: on a machine that is busy with other things it
 tells more than the rate. ``ray.util.queue`` is one actor that keeps its items in
 memory, unreplicated: ``put`` is one call per item, ``put_nowait_batch`` and
@@ -25,12 +27,14 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import rayqueue
 from benchmarks._bench import Bench, Figures, Steps, figure, median, parser
+from benchmarks._consume import consume
 from rayqueue.client.connection import RayQueue
 from rayqueue.client.embedded import embedded_ray
 from rayqueue.client.producer import Producer
@@ -156,9 +160,9 @@ def ray_queue(quick: bool, steps: Steps) -> Figures:
 
 # -- all of it ---------------------------------------------------------------------------
 
-HALVES: tuple[Callable[[Scene, Steps], Figures], ...] = (produce,)
+HALVES: tuple[Callable[[Scene, Steps], Figures], ...] = (produce, partial(consume, measured=measured))
 """What is done with each topic, in turn: the second one reads what the first has written."""
-STEPS_PER_SCENE = 2
+STEPS_PER_SCENE = 4
 
 
 def main() -> None:
@@ -201,6 +205,18 @@ def report(bench: Bench, scenes: list[tuple[int, int]]) -> None:
         ("", "send", "CPU µs", "send_many", "CPU µs"),
         rows,
     )
+    rows = []
+    for record_bytes, partitions in scenes:
+        scene = Scene(None, "", record_bytes, partitions, 0, 0)  # type: ignore[arg-type]
+        row = [scene.title]
+        for name in ("consume_records", "consume_arrow"):
+            row += [figures[f"{name}{scene.suffix}_msgs_per_s"], figures[f"{name}{scene.suffix}_cpu_us"]]
+        rows.append(row)
+    bench.table(
+        "Consumed from the beginning by one consumer (msg/s; µs of its CPU per record)",
+        ("", "records", "CPU µs", "arrow", "CPU µs"),
+        rows,
+    )
     names = ("put", "put_batch", "get_batch")
     bench.table(
         "ray.util.queue, in the memory of one actor (msg/s)",
@@ -211,6 +227,8 @@ def report(bench: Bench, scenes: list[tuple[int, int]]) -> None:
         send_to_ray_put_ratio=figures["produce_send_msgs_per_s"] / figures["ray_queue_put_msgs_per_s"],
         send_many_to_ray_put_batch_ratio=figures["produce_send_many_msgs_per_s"]
         / figures["ray_queue_put_batch_msgs_per_s"],
+        records_to_ray_get_batch_ratio=figures["consume_records_msgs_per_s"]
+        / figures["ray_queue_get_batch_msgs_per_s"],
     )
     if bench.plot:
         plot(figures)
