@@ -99,7 +99,7 @@ def read_lanes(
 
 
 def _inside(snapshot: Snapshot, lane: int, offset: int, start: Offset, end: int) -> Cursor:
-    """The cursor, or where it comes to the same. ``OffsetOutOfRangeError`` if it missed something or is past the end."""
+    """The cursor, or where it comes to the same. ``OffsetOutOfRangeError`` if it missed something, or past the end."""
     if start <= offset <= end:
         return Cursor(lane, offset)
     if offset < start and lane != ANY_LANE and not lost_since(snapshot, start, lanes_of(snapshot), lane, offset):
