@@ -16,7 +16,8 @@ from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
 from rayqueue.client.accumulator import Accumulator, PartitionBuffer
-from rayqueue.client.stream import LeaderRoute, PartitionStream
+from rayqueue.client.stream import PartitionStream
+from rayqueue.client.surroundings import LeaderRoute
 from rayqueue.config import ClientSettings, ProducerSettings
 from rayqueue.errors import RayQueueError
 from rayqueue.protocol.calls import NewProducerIds

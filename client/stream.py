@@ -28,15 +28,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import suppress
 from functools import partial
 from itertools import count
-from random import Random
-from typing import Any, Protocol
+from typing import Any
 
 from rayqueue.client.accumulator import Accumulator, Batch, PartitionBuffer
-from rayqueue.config import ClientSettings, ProducerSettings
+from rayqueue.client.surroundings import AppendChannel, LeaderRoute, Surroundings
 from rayqueue.errors import (
     ClosedError,
     DeliveryTimeoutError,
@@ -68,6 +67,9 @@ _LOST_TAIL_S = 1.0
 _PATIENT_FAILURES = 3
 """After more of them in a row the topic itself is looked up again: it may have been deleted, or made anew."""
 
+_LEADERLESS_S = 1.0
+"""When nobody leads for so long, the same."""
+
 _CONGESTED_S = 0.002
 
 _NOT_WRITTEN = (NotLeaderError, ReplicaClosedError, QueueFullError, ProducerError, InvalidInputError)
@@ -75,39 +77,6 @@ _NOT_WRITTEN = (NotLeaderError, ReplicaClosedError, QueueFullError, ProducerErro
 
 KINDS = {"all": Kind.APPEND, "leader": Kind.APPEND_LEADER, "none": Kind.APPEND_UNACKED}
 COMPRESSIONS = {"none": Compression.NONE, "lz4": Compression.LZ4, "zstd": Compression.ZSTD}
-
-
-class AppendChannel(Protocol):
-    """What a stream needs of ``rayqueue.client.channel.Channel``."""
-
-    @property
-    def closed(self) -> bool: ...
-    @property
-    def queued_bytes(self) -> int: ...
-    def append(self, batch: bytes, kind: Kind = ...) -> asyncio.Future[Appended]: ...
-
-
-class LeaderRoute(Protocol):
-    """What a stream needs of ``rayqueue.client.router.GroupRoute``."""
-
-    @property
-    def group_id(self) -> str: ...
-    async def leader(self) -> Any: ...
-    def failed(self, error: RayQueueError) -> None: ...
-
-
-class Surroundings(Protocol):
-    """What the sender gives to each of its streams."""
-
-    loop: asyncio.AbstractEventLoop
-    settings: ProducerSettings
-    client: ClientSettings
-    rng: Random
-    clock_s: Callable[[], float]
-
-    async def route(self, partition: TopicPartition, *, refresh: bool) -> LeaderRoute: ...
-    async def producer_id(self) -> int: ...
-    async def fresh_producer_id(self) -> int: ...
 
 
 class PartitionStream:
@@ -147,6 +116,7 @@ class PartitionStream:
         self._failures = 0
         self._gap_since_s: float | None = None
         self._probe = False
+        self._leaderless = False
         self._linger: asyncio.TimerHandle | None = None
         self._closed = False
 
@@ -403,20 +373,43 @@ class PartitionStream:
             else:
                 self._producer_id = await around.producer_id()
         stale = error if error is not None and error.refresh_metadata else None
-        if self._route is None or (stale is not None and self._failures > _PATIENT_FAILURES):
-            route = await around.route(self.partition, refresh=stale is not None)
-            if self._group_id not in (None, route.group_id):  # another topic of the same name
-                self._hold(self._window)
-                self._window = deque()
-            self._route, self._group_id = route, route.group_id
+        if self._route is None:
+            self._use(await around.route(self.partition, refresh=False))
+        elif self._leaderless or (stale is not None and self._failures > _PATIENT_FAILURES):
+            await self._look_up()
         if stale is not None:
-            self._route.failed(stale)
+            self._current_route.failed(stale)
         try:
-            channel: AppendChannel = await self._route.leader()
+            channel: AppendChannel = await asyncio.wait_for(self._current_route.leader(), _LEADERLESS_S)
         except ClosedError as closed:  # the partition's replicas are others now, and so is the way to them
             self._route = None
             raise NotLeaderError(str(closed), leader=None) from None
+        except asyncio.TimeoutError:
+            self._leaderless = True
+            raise NotLeaderError(f"nobody leads {self.partition} at the moment", leader=None) from None
+        self._leaderless = False
         return channel
+
+    @property
+    def _current_route(self) -> LeaderRoute:
+        assert self._route is not None  # noqa: S101  # looked up before
+        return self._route
+
+    async def _look_up(self) -> None:
+        """The topic may have been deleted, or made anew. If nobody knows, the route that we have may still be right."""
+        try:
+            self._use(await asyncio.wait_for(self._around.route(self.partition, refresh=True), _LEADERLESS_S))
+        except asyncio.TimeoutError:
+            return
+        except RayQueueError as error:
+            if not error.retriable:
+                raise
+
+    def _use(self, route: LeaderRoute) -> None:
+        if self._group_id not in (None, route.group_id):  # another topic of the same name, and another log
+            self._hold(self._window)
+            self._window = deque()
+        self._route, self._group_id = route, route.group_id
 
     def _tidy(self) -> None:
         """Drop what is settled or too late. Nothing is under way."""

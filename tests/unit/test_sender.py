@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -167,6 +168,16 @@ def test_after_the_timeout_what_may_be_written_is_unknown_and_what_is_not_has_it
         waiting[0].result(0)
 
 
+@pytest.mark.parametrize("unsure", [scripted.SILENT_WRITTEN, scripted.BROKEN_WRITTEN, scripted.LOST_WRITTEN])
+def test_a_refusal_after_an_unsure_attempt_is_unknown(make: Make, unsure: str) -> None:
+    bench = make([unsure, scripted.INVALID], **SMALL)
+    delivery = bench.send(b"a")
+    bench.flush(10)
+    assert bench.partition.records == [b"a"]
+    with pytest.raises(OutcomeUnknownError, match="earlier attempt"):
+        delivery.result(0)
+
+
 def test_nobody_leads_until_it_is_too_late(make: Make) -> None:
     bench = make(delivery_timeout_ms=300)
     bench.partition.leaderless = NotLeaderError("nobody leads")
@@ -224,6 +235,23 @@ def test_a_topic_that_is_gone_fails_what_waits_for_it(make: Make) -> None:
     bench.routes.error = UnknownTopicError("no topic orders")
     delivery = bench.send(b"a")
     bench.flush(1)
+    with pytest.raises(UnknownTopicError):
+        delivery.result(0)
+
+
+def test_a_topic_that_is_deleted_is_noticed_though_nobody_is_left_to_say_so(make: Make) -> None:
+    bench = make()
+    bench.send(b"a")
+    bench.flush(1)
+
+    async def nobody() -> Any:
+        await asyncio.sleep(30)
+
+    bench.partition.leader = nobody  # type: ignore[method-assign]
+    bench.partition.channels[-1].break_off()
+    bench.routes.error = UnknownTopicError("no topic orders")
+    delivery = bench.send(b"b")
+    bench.flush(3)
     with pytest.raises(UnknownTopicError):
         delivery.result(0)
 
