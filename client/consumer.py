@@ -23,6 +23,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+import time
 import weakref
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NoReturn, Protocol
@@ -30,7 +31,7 @@ from typing import Any, Literal, NoReturn, Protocol
 from rayqueue.client.consuming import Consuming, Options
 from rayqueue.client.feed import Feed
 from rayqueue.client.io import IoThread
-from rayqueue.client.polling import Listener, Polling, calling, names_of
+from rayqueue.client.polling import Listener, Polling
 from rayqueue.client.routing import Routes
 from rayqueue.client.turn import Pending, Turn, drive, drive_async
 from rayqueue.config import ConsumerSettings, Settings
@@ -348,30 +349,32 @@ class Consumer:
         """Commit what is done (``auto_commit``), leave the group, and end every iteration. May be repeated."""
         self._close(done=True)
 
-    def _close(self, *, done: bool) -> None:
-        if self._core.closed or not self._io.usable:
-            return
-        self._polling.closing = True
-        self._sub.interrupt()
-        with self._turn.taken(wait_s=_CLOSE_WAIT_S):
-            if done:
-                self._sub.ack_handed()
-            else:
-                self._sub.settle(current_done=False)
-            commit = self._options.auto_commit and self._options.group is not None
-            try:
-                feeds = [feed for feed in list(self._sub.feeds.values()) if feed.shown]
-                if feeds and self._listener is not None:
-                    if commit:
-                        self._io.call(self._core.commit_due(feeds))
-                    drive(calling(self._listener.revoked(names_of(feeds))), self._core.bell)
-            finally:
-                self._given_up.detach()
-                self._io.call(self._core.close(commit=commit))
-
     async def close_async(self) -> None:
         """The same for a coroutine."""
-        await asyncio.get_running_loop().run_in_executor(None, self.close)
+        await self._close_async(done=True)
+
+    def _close(self, *, done: bool) -> None:
+        if self._begin_close():
+            with self._turn.taken(wait_s=_CLOSE_WAIT_S):
+                drive(self._polling.close(done=done), self._core.bell)
+            self._given_up.detach()
+
+    async def _close_async(self, *, done: bool) -> None:
+        if self._begin_close():
+            deadline_s = time.monotonic() + _CLOSE_WAIT_S
+            while self._turn.is_others and time.monotonic() < deadline_s:  # noqa: ASYNC110 - its owner may be another thread
+                await asyncio.sleep(0.005)
+            with self._turn.taken():
+                await drive_async(self._polling.close(done=done), self._core.bell)
+            self._given_up.detach()
+
+    def _begin_close(self) -> bool:
+        """Whether there is something to close. Whoever waits in a poll comes back."""
+        if self._core.closed or not self._io.usable:
+            return False
+        self._polling.closing = True
+        self._sub.interrupt()
+        return True
 
     def __enter__(self) -> Consumer:
         return self
@@ -384,7 +387,7 @@ class Consumer:
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        await asyncio.get_running_loop().run_in_executor(None, lambda: self._close(done=kind is None))
+        await self._close_async(done=kind is None)
 
     def __reduce__(self) -> NoReturn:
         raise InvalidInputError(

@@ -178,6 +178,23 @@ class Polling:
             return ours
         raise errors[0]
 
+    def close(self, *, done: bool) -> Steps[None]:
+        """Give everything up. ``done``: also what was handed out last."""
+        core, sub = self._core, self._sub
+        if done:
+            sub.ack_handed()
+        else:
+            sub.settle(current_done=False)
+        commit = self._options.auto_commit and self._options.group is not None
+        try:
+            feeds = [feed for feed in list(sub.feeds.values()) if feed.shown]
+            if feeds and self._listener is not None:
+                if commit:
+                    yield self._io.run(core.commit_due(feeds))
+                yield from calling(self._listener.revoked(names_of(feeds)))
+        finally:
+            yield self._io.run(core.close(commit=commit))
+
     # -- rebalancing -----------------------------------------------------------------------
 
     def _tell(self, change: Change) -> Steps[None]:

@@ -34,6 +34,10 @@ class Turn:
         self._owner: tuple[int, Any] | None = None
         self._depth = 0
 
+    @property
+    def is_others(self) -> bool:
+        return self._owner not in (None, (threading.get_ident(), _task()))
+
     @contextmanager
     def taken(self, *, wait_s: float = 0.0) -> Generator[None, None, None]:
         """``InvalidInputError`` if it is somebody else's for longer than ``wait_s``."""

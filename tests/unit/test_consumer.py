@@ -1,0 +1,320 @@
+"""The public consumer over a small cluster in one process: threads, listeners, delivery, and what ends it."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rayqueue.client.consumer import Consumer
+from rayqueue.client.io import IoThread
+from rayqueue.errors import ClosedError, InvalidInputError, StaleGenerationError
+from rayqueue.protocol.topics import TopicPartition
+from rayqueue.records import Record
+from rayqueue.testing import wait_for
+from tests.unit.small_cluster import Connected, SmallCluster, quick_settings
+
+P0 = TopicPartition("orders", 0)
+
+
+class Place:
+    """A small cluster in its I/O thread, and consumers of it in the test's."""
+
+    def __init__(self, io: IoThread, tmp: Path) -> None:
+        self.io = io
+        self._tmp = tmp
+
+        async def make() -> SmallCluster:
+            return SmallCluster()
+
+        self.cluster = io.call(make())
+        self.consumers: list[Consumer] = []
+
+    def create(self, partitions: int = 1, lanes: int = 1) -> None:
+        self.io.call(self.cluster.create("orders", partitions, lanes))
+
+    def append(self, records: int, number: int = 0, **options: Any) -> None:
+        async def append() -> None:
+            self.cluster.partitions[TopicPartition("orders", number)].append(records, **options)
+
+        self.io.call(append())
+
+    def consumer(
+        self, group: str | None = "billing", settings: dict[str, Any] | None = None, **options: Any
+    ) -> Consumer:
+        async def process() -> Any:
+            return self.cluster.process()
+
+        rq = Connected(self.io, self.io.call(process()), quick_settings(self._tmp, **(settings or {})))
+        topics = () if "partitions" in options else ("orders",)
+        self.consumers.append(Consumer(rq, topics, group, **options))
+        return self.consumers[-1]
+
+    def committed(self, number: int = 0) -> dict[int, int]:
+        partition = self.cluster.partitions[TopicPartition("orders", number)].shelf.log.partition
+        position = partition.position("billing")
+        return {} if position is None else position.offsets
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Place]:
+    io = IoThread("test io")
+    made = Place(io, tmp_path)
+    made.create(2)
+    try:
+        yield made
+    finally:
+        for consumer in made.consumers:
+            consumer.close()
+        io.loop.call_soon_threadsafe(made.cluster.close)
+        io.close()
+
+
+def take(consumer: Consumer, count: int) -> list[Record]:
+    found: list[Record] = []
+    deadline_s = time.monotonic() + 10
+    while len(found) < count and time.monotonic() < deadline_s:
+        found += consumer.poll(timeout_ms=100)
+    return found
+
+
+class Told:
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, list[int]]] = []
+        self.threads: set[int] = set()
+
+    def _note(self, kind: str, partitions: Sequence[TopicPartition]) -> None:
+        self.calls.append((kind, [each.partition for each in partitions]))
+        self.threads.add(threading.get_ident())
+
+    def assigned(self, partitions: Sequence[TopicPartition]) -> None:
+        self._note("assigned", partitions)
+
+    def revoked(self, partitions: Sequence[TopicPartition]) -> None:
+        self._note("revoked", partitions)
+
+    def lost(self, partitions: Sequence[TopicPartition]) -> None:
+        self._note("lost", partitions)
+
+
+def test_what_an_earlier_poll_gave_is_committed_by_itself(place: Place) -> None:
+    place.append(10)
+    consumer = place.consumer()
+    assert len(take(consumer, 10)) == 10
+    time.sleep(0.2)
+    assert place.committed().get(0, 0) == 0, "the application may still be at work with it"
+    consumer.poll(timeout_ms=0)
+    wait_for(lambda: place.committed() == {0: 10}, "the commit")
+
+
+def test_closing_commits_what_was_handed_out_and_frees_the_partitions(place: Place) -> None:
+    place.append(10)
+    consumer = place.consumer()
+    take(consumer, 10)
+    consumer.close()
+    assert place.committed() == {0: 10}
+    assert place.cluster.owners("billing") == {}
+
+
+def test_iterating_commits_only_what_was_seen(place: Place) -> None:
+    place.append(10)
+    with place.consumer() as consumer:
+        for record in consumer:
+            if record.offset == 3:
+                break
+    assert place.committed() == {0: 4}
+
+
+def test_an_exception_leaves_the_record_to_the_next(place: Place) -> None:
+    place.append(10)
+
+    def application() -> None:
+        with place.consumer() as consumer:
+            for record in consumer:
+                if record.offset == 3:
+                    raise RuntimeError("in the application")
+
+    with pytest.raises(RuntimeError):
+        application()
+    assert place.committed() == {0: 3}
+
+
+def test_only_what_is_acknowledged_counts_from_the_first_ack_on(place: Place) -> None:
+    place.append(10)
+    consumer = place.consumer(auto_commit=False)
+    records = take(consumer, 10)
+    for number in (1, 0, 3):
+        consumer.ack(records[number])
+    consumer.commit()
+    assert place.committed() == {0: 2}
+    consumer.ack(records[2])
+    consumer.commit_async().result(5000)
+    assert place.committed() == {0: 4}
+
+
+def test_given_offsets_are_committed_and_go_back_only_if_asked(place: Place) -> None:
+    place.append(10)
+    consumer = place.consumer(auto_commit=False)
+    take(consumer, 10)
+    consumer.commit({P0: 7})
+    consumer.commit({("orders", 0): {0: 3}})
+    assert place.committed() == {0: 7}
+    consumer.commit({P0: 3}, rewind=True)
+    assert place.committed() == {0: 3}
+    with pytest.raises(StaleGenerationError):
+        consumer.commit({TopicPartition("orders", 9): 1})
+
+
+def test_going_back_on_purpose_is_committed_as_such(place: Place) -> None:
+    place.append(10)
+    consumer = place.consumer(auto_commit=False)
+    take(consumer, 10)
+    consumer.commit()
+    consumer.seek(P0, 2)
+    assert consumer.poll(max_records=3)[-1].offset == 4
+    consumer.commit()
+    assert place.committed() == {0: 5}
+
+
+def test_at_most_once_has_committed_what_it_hands_out(place: Place) -> None:
+    place.append(10)
+    consumer = place.consumer(delivery="at_most_once", settings={"max_poll_records": 4})
+    assert len(take(consumer, 1)) == 4
+    assert place.committed() == {0: 4}
+    iterated = iter(consumer)
+    assert next(iterated).offset == 4
+    assert place.committed() == {0: 8}
+
+
+def test_a_listener_is_called_by_the_thread_that_polls(place: Place) -> None:
+    told = Told()
+    consumer = place.consumer(listener=told)
+    wait_for(lambda: consumer.poll(timeout_ms=20) or len(consumer.assignment()) == 2, "both partitions")
+    consumer.poll(timeout_ms=50)
+    other = place.consumer()
+    wait_for(lambda: [consumer.poll(timeout_ms=20), other.poll(timeout_ms=20)] and len(other.assignment()) == 1, "one")
+    assert sorted(each for kind, names in told.calls if kind == "assigned" for each in names) == [0, 1]
+    assert [kind for kind, _ in told.calls][-1] == "revoked"
+    consumer.close()
+    assert told.calls[-1][0] == "revoked", "closing gives the rest up"
+    assert told.threads == {threading.get_ident()}
+
+
+def test_a_listener_can_seek_and_commit(place: Place) -> None:
+    place.append(10)
+    place.append(10, 1)
+
+    class Seeking(Told):
+        def assigned(self, partitions: Sequence[TopicPartition]) -> None:
+            for partition in partitions:
+                consumer.seek(partition, 5)
+            consumer.commit()
+
+    consumer = place.consumer(listener=Seeking())
+    assert sorted((each.partition, each.offset) for each in take(consumer, 10)) == [
+        (number, offset) for number in range(2) for offset in range(5, 10)
+    ]
+
+
+def test_a_coroutine_polls_with_a_listener_of_its_kind(place: Place) -> None:
+    place.append(10)
+    told: list[str] = []
+
+    class Awaited:
+        async def assigned(self, partitions: Sequence[TopicPartition]) -> None:
+            await asyncio.sleep(0)
+            told.append("assigned")
+
+        async def revoked(self, partitions: Sequence[TopicPartition]) -> None:
+            told.append("revoked")
+
+        async def lost(self, partitions: Sequence[TopicPartition]) -> None:
+            told.append("lost")
+
+    async def application() -> list[Record]:
+        consumer = place.consumer(listener=Awaited())
+        found: list[Record] = []
+        while len(found) < 5:
+            found += await consumer.poll_async(max_records=5, timeout_ms=100)
+        async for record in consumer:
+            found.append(record)
+            if len(found) == 10:
+                break
+        await consumer.commit_async()
+        with pytest.raises(InvalidInputError, match="at a time"):
+            await asyncio.gather(consumer.poll_async(timeout_ms=200), consumer.poll_async(timeout_ms=200))
+        await consumer.close_async()
+        return found
+
+    assert [record.offset for record in asyncio.run(application())] == list(range(10))
+    assert told[0] == "assigned"
+    assert told[-1] == "revoked"
+    assert place.committed() == {0: 10}
+
+
+def test_lost_work_cannot_be_committed_and_says_so(place: Place) -> None:
+    place.append(10)
+    consumer = place.consumer(auto_commit=False, settings={"max_poll_interval_ms": 200})
+    take(consumer, 10)
+    wait_for(lambda: not consumer.assignment(), "the group to go on without it")
+    with pytest.raises(StaleGenerationError):
+        consumer.commit()
+    assert len(take(consumer, 10)) == 10, "it joins again with the next poll, and gets what it has not committed"
+
+
+def test_more_partitions_are_found_without_a_group(place: Place) -> None:
+    place.append(3)
+    consumer = place.consumer(None, settings={"refresh_ms": 50, "start": "latest"})
+    consumer.seek_to_beginning()
+    assert len(take(consumer, 3)) == 3
+    place.io.call(place.cluster.grow("orders", 3))
+    place.append(2, 2)
+    assert [each.partition for each in take(consumer, 2)] == [2, 2], "from its beginning, though start is latest"
+
+
+def test_chosen_partitions_commit_for_a_group_without_joining_it(place: Place) -> None:
+    place.append(5, 1)
+    with place.consumer(partitions=[("orders", 1)]) as consumer:
+        assert {each.partition for each in take(consumer, 5)} == {1}
+    assert place.committed(1) == {0: 5}
+    assert place.cluster.owners("billing") == {}
+
+
+def test_a_consumer_that_is_dropped_leaves_its_group(place: Place) -> None:
+    place.consumer()
+    wait_for(lambda: place.consumers[0].poll(timeout_ms=20) or len(place.cluster.owners("billing")) == 1, "a member")
+    place.consumers.clear()
+    gc.collect()
+    wait_for(lambda: place.cluster.owners("billing") == {}, "the group to be empty")
+
+
+def test_nothing_works_after_close(place: Place) -> None:
+    consumer = place.consumer()
+    consumer.close()
+    consumer.close()
+    for call in (consumer.poll, consumer.poll_arrow, consumer.commit, consumer.lag, lambda: consumer.seek(P0, 0)):
+        with pytest.raises(ClosedError):
+            call()
+    assert list(consumer) == []
+
+
+def test_impossible_wishes_are_refused_before_anything_starts(place: Place) -> None:
+    wishes: list[dict[str, Any]] = [
+        {"delivery": "exactly_once"},
+        {"delivery": "maybe"},
+        {"ack": "sometimes"},
+        {"group": None, "delivery": "at_most_once"},
+        {"group": None, "pin": True},
+        {"partitions": []},
+        {"partitions": ["orders"]},
+        {"heartbeat_ms": 0},
+    ]
+    for options in wishes:
+        with pytest.raises(InvalidInputError):
+            place.consumer(**options)
