@@ -102,7 +102,9 @@ class PartitionService:
         self._settings = settings
         self._parked: Parking[_Fetch] = Parking()
         self._woken: deque[_Fetch] = deque()
-        self._answers: dict[tuple[tuple[Cursor, ...], int], list[bytes]] = {}
+        self._answers: dict[tuple[tuple[Cursor, ...], int], tuple[list[bytes], list[Fetched]]] = {}
+        self.fetched_records = 0
+        self.fetched_bytes = 0
         self._grown = partition.grown
         self._disk = ThreadPoolExecutor(settings.disk_readers, thread_name_prefix="client disk")
         self._on_disk = 0
@@ -212,13 +214,13 @@ class PartitionService:
         key = (fetch.cursors, fetch.max_bytes)
         known = self._answers.get(key)
         if known is not None:
-            self._replica.send(fetch.client, Kind.FETCHED, fetch.request, known)
+            self._send(fetch, *known)
             return
         found = self._tail.read_lanes(fetch.cursors, fetch.max_bytes)
         if found is None:
             self._read_disk(fetch)
         elif found:
-            self._answers[key] = self._answer(fetch, found)
+            self._answers[key] = self._answer(fetch, found), found
         else:
             self._wait(fetch)
 
@@ -232,8 +234,14 @@ class PartitionService:
 
     def _answer(self, fetch: _Fetch, found: list[Fetched]) -> list[bytes]:
         buffers = encode_fetched(self._tail.end, self._partition.readable_from, found)
-        self._replica.send(fetch.client, Kind.FETCHED, fetch.request, buffers)
+        self._send(fetch, buffers, found)
         return buffers
+
+    def _send(self, fetch: _Fetch, buffers: list[bytes], found: list[Fetched]) -> None:
+        self._replica.send(fetch.client, Kind.FETCHED, fetch.request, buffers)
+        for _, count, payload in found:
+            self.fetched_records += count
+            self.fetched_bytes += len(payload)
 
     def _fail(self, fetch: _Fetch, error: RayQueueError) -> None:
         self._replica.fail(fetch.client, fetch.request, error)
@@ -344,9 +352,16 @@ class PartitionService:
             self._replica.send(client, Kind.ANSWER, request, (encode_answer(answer),))
 
     def _status(self) -> ReplicaStatus:
-        now = self._replica.status_now()
+        """Who leads, as it is now; the size as of the last second."""
+        replica, partition = self._replica, self._partition
         return ReplicaStatus(
-            now.node_id, now.role, now.leader, now.term, now.start_offset, now.high_watermark, now.size_bytes
+            replica.node_id,
+            replica.role,
+            replica.leader,
+            replica.term,
+            partition.readable_from,
+            partition.high_watermark,
+            replica.status.size_bytes,
         )
 
     def _once_confirmed(self, read: Callable[[], Any], reply: Callable[[Any], None]) -> None:

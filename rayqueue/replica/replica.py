@@ -45,6 +45,7 @@ from rayqueue.raft.engine import Done, RaftEngine
 from rayqueue.raft.machine import StateMachine
 from rayqueue.raft.members import Members
 from rayqueue.replica.clients import Clients
+from rayqueue.replica.measures import Measures
 from rayqueue.replica.service import Service
 from rayqueue.replica.status import Status
 
@@ -121,8 +122,12 @@ class Replica:
         self._quiet_from_s = 0.0
         self._syncs = 0
         self._sync_s = 0.0
+        self._longest_sync_s = 0.0
+        self._elected = 0
         self._published: tuple[object, ...] = ()
         self.status = self._status()
+        self.measures: Measures | None = None
+        """As of about a second ago at most; None before the first."""
 
         self._service = None if service is None else service(self)
         max_frame_bytes = self._log_settings.max_batch_bytes + _FRAME_SLACK_BYTES
@@ -199,6 +204,12 @@ class Replica:
         return self._engine.term
 
     @property
+    def role(self) -> str:
+        if self._engine.is_leader:
+            return "leader"
+        return "follower" if self._store.node_id in self._engine.members.voters else "learner"
+
+    @property
     def node_id(self) -> NodeId:
         return self._store.node_id
 
@@ -271,6 +282,10 @@ class Replica:
 
     def _on_maintenance(self) -> None:
         """About once per second."""
+
+    def _measure(self, status: Status, elected: int, longest_sync_s: float) -> Measures:
+        """About once per second."""
+        return Measures(status, elected, longest_sync_s)
 
     def _readable(self) -> tuple[Offset, Offset]:
         """For the status: the first offset that can be read, and the high watermark."""
@@ -357,6 +372,7 @@ class Replica:
         engine, service = self._engine, self._service
         if engine.is_leader != self._led:
             self._led = engine.is_leader
+            self._elected += self._led
             self._leadership_changed()
         if service is None:
             return
@@ -417,8 +433,10 @@ class Replica:
         self._engine.synced()
         if not self._store.dirty:
             self._on_synced()
+        took_s = time.perf_counter() - started
         self._syncs += 1
-        self._sync_s += time.perf_counter() - started
+        self._sync_s += took_s
+        self._longest_sync_s = max(self._longest_sync_s, took_s)
         for pending, result in after:
             self._answer(pending, result)
         return True
@@ -448,6 +466,9 @@ class Replica:
         more = self._engine.maintain(settings.segment_bytes, settings.trim_entries_per_tick)
         self._maintain_at_s = now if more else now + _MAINTAIN_EVERY_S
         self.status = self._status()
+        if not more:
+            self.measures = self._measure(self.status, self._elected, self._longest_sync_s)
+            self._longest_sync_s = 0.0
         self._on_maintenance()
 
     def _end(self) -> None:
@@ -524,19 +545,13 @@ class Replica:
     def _name(self) -> str:
         return f"{self._store.group_id} {self._store.node_id}"
 
-    def _role(self) -> str:
-        engine = self._engine
-        if engine.is_leader:
-            return "leader"
-        return "follower" if self._store.node_id in engine.members.voters else "learner"
-
     def _status(self) -> Status:
         engine, store = self._engine, self._store
         start_offset, high_watermark = self._readable()
         return Status(
             group_id=store.group_id,
             node_id=store.node_id,
-            role=self._role(),
+            role=self.role,
             leader=engine.leader,
             term=engine.term,
             start_offset=start_offset,

@@ -1,0 +1,80 @@
+"""The thread of all client connections."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+
+import pytest
+
+from rayqueue.client.io import IoThread
+from rayqueue.errors import InvalidInputError
+
+
+async def thread_name() -> str:
+    await asyncio.sleep(0)
+    return threading.current_thread().name
+
+
+def test_one_thread_for_all() -> None:
+    shared = IoThread.shared()
+    assert IoThread.shared() is shared
+    assert shared.call(thread_name()) == shared.run(thread_name()).result(5) == "rayqueue io"
+
+
+def test_errors_and_time() -> None:
+    io = IoThread.shared()
+    ended = threading.Event()
+
+    async def wrong() -> None:
+        raise ValueError("this")
+
+    async def never() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+
+    with pytest.raises(ValueError, match="this"):
+        io.call(wrong())
+    with pytest.raises(TimeoutError):
+        io.call(never(), 0.01)
+    assert ended.wait(5)  # it was cancelled
+
+
+def test_it_does_not_wait_for_itself() -> None:
+    io = IoThread.shared()
+
+    async def inside() -> None:
+        io.call(thread_name())
+
+    with pytest.raises(InvalidInputError):
+        io.call(inside())
+
+
+def test_a_forked_child_has_its_own() -> None:
+    shared = IoThread.shared()
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            mine = IoThread.shared()
+            if mine is not shared and not shared.usable and mine.call(thread_name(), 5) == "rayqueue io":
+                code = 0
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert IoThread.shared() is shared
+
+
+def test_it_stays_in_its_process() -> None:
+    with pytest.raises(TypeError):
+        IoThread.shared().__reduce__()
+
+
+def test_after_close_it_is_of_no_use() -> None:
+    io = IoThread("another")
+    assert io.call(thread_name()) == "another"
+    io.close()
+    assert not io.usable
