@@ -49,6 +49,11 @@ class Progress:
         """The group committed, came or went."""
         self._moved.add(group)
 
+    def records(self) -> list[tuple[str, int]]:
+        """What each group is done with."""
+        self.least()
+        return [(name, records) for name, (records, _) in self._done.items()]
+
     def least(self) -> Done:
         """What even the slowest group is done with. Costs nothing while no group moves."""
         if self._moved or self._least is None:

@@ -149,6 +149,10 @@ class Partition:
         }
         return Lag(sum(by_lane.values()), by_lane)
 
+    def lags(self) -> dict[str, int]:
+        """Of every group that has a position here, in records. Costs nothing for groups that did not move."""
+        return {name: self.next_offset - records for name, records in self._progress.records()}
+
     def backlog(self) -> Backlog:
         """What the slowest group has not committed yet; all that is retained, if there is no group."""
         records, size_bytes = self._progress.least()

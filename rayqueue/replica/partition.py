@@ -24,6 +24,7 @@ from rayqueue.log.store import LogStore
 from rayqueue.partition import (
     Admission,
     AdmissionLimits,
+    Backlog,
     Fetched,
     PartitionSettings,
     offset_for_time,
@@ -34,8 +35,10 @@ from rayqueue.partition.commands import check_offset, decode
 from rayqueue.protocol.data import Cursor
 from rayqueue.raft.clients import ClientTransport
 from rayqueue.records import BatchHeader
+from rayqueue.replica.measures import PartitionMeasures
 from rayqueue.replica.partition_service import PartitionService
 from rayqueue.replica.replica import Answer, Deliver, Pending, Replica, not_leader
+from rayqueue.replica.status import Status
 from rayqueue.replica.tail import Tail
 from rayqueue.replica.watched import WatchedPartition
 
@@ -71,9 +74,7 @@ class PartitionReplica(Replica):
             store,
             transport,
             self._partition,
-            service=lambda replica: PartitionService(
-                replica, self._partition, self._admission, self._tail, calls or CallSettings()
-            ),
+            service=lambda replica: self._make_service(replica, calls or CallSettings()),
             raft=raft,
             log=log,
             calls=calls,
@@ -81,6 +82,10 @@ class PartitionReplica(Replica):
             deliver=deliver,
             on_fatal=on_fatal,
         )
+
+    def _make_service(self, replica: PartitionReplica, calls: CallSettings) -> PartitionService:
+        self._partition_service = PartitionService(replica, self._partition, self._admission, self._tail, calls)
+        return self._partition_service
 
     # -- writing ---------------------------------------------------------------------
 
@@ -226,6 +231,23 @@ class PartitionReplica(Replica):
             readers, self._readers = self._readers, []
         self._answers.extend((reader, self._closed_error()) for reader in readers)
         super()._end()
+
+    def _measure(self, status: Status, elected: int, longest_sync_s: float) -> PartitionMeasures:
+        partition, service = self._partition, self._partition_service
+        leads = status.role == "leader"
+        backlog = partition.backlog() if leads else Backlog(0, 0)
+        return PartitionMeasures(
+            status,
+            elected,
+            longest_sync_s,
+            appended_records=partition.next_offset,
+            appended_bytes=partition.total_bytes,
+            fetched_records=service.fetched_records,
+            fetched_bytes=service.fetched_bytes,
+            backlog_records=backlog.records,
+            backlog_bytes=backlog.size_bytes,
+            lags=partition.lags() if leads else {},
+        )
 
     def _readable(self) -> tuple[Offset, Offset]:
         return self._partition.readable_from, self._partition.high_watermark

@@ -333,6 +333,8 @@ class GroupsAgainstModel(RuleBasedStateMachine):
             by_lane, _ = model.lag(model.groups[name].offsets if name in model.groups else {}, start)
             lag = partition.lag(name)
             assert (lag.records, lag.records_by_lane) == (sum(by_lane.values()), by_lane)
+        lags = {name: sum(model.lag(group.offsets, start)[0].values()) for name, group in model.groups.items()}
+        assert partition.lags() == lags
         assert partition.backlog() == model.backlog(start)
         positions = {
             name: Position(group.generation, group.offsets, b"", group.pinned) for name, group in model.groups.items()
