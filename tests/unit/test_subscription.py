@@ -26,6 +26,7 @@ P1 = TopicPartition("orders", 1)
 # -- acknowledgements ------------------------------------------------------------------
 
 
+@settings(deadline=None)
 @given(st.data())
 def test_acks_are_the_longest_prefix(data: st.DataObject) -> None:
     """Against the obvious model: a list of what was handed out, and a set of what is done."""
