@@ -6,7 +6,7 @@ coordinator's metadata wants. ``plan`` is asked again and again; a step that
 failed, or is still under way (``busy``), needs no memory here.
 
 What Ray 2.60 does with a detached actor that is pinned (hard affinity) to a
-node, as tried (``docs/adr/0012``):
+node, as tried (``docs/adr/0013``):
 
 - Its process dies: it is restarted there, under its name, for ever.
 - Its node dies. For as long as Ray has not noticed (up to 15 s by default), the
