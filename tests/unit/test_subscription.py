@@ -304,7 +304,9 @@ class Reader:
         self.rng = rng
         self.explicit = explicit
         self.subscription = Subscription(
-            ConsumerSettings(prefetch_bytes=rng.choice([1, 300, 100_000]), fetch_bytes=rng.choice([1, 400, 100_000])),
+            ConsumerSettings(
+                prefetch_bytes=rng.choice([1, 300, 100_000]), fetch_bytes=rng.choice([1, 1200, 2500, 100_000])
+            ),
             explicit=explicit,
         )
         self.feed = Feed(P0, 1)
@@ -424,3 +426,21 @@ def test_nothing_is_skipped_or_doubled(seed: int, lanes: int, explicit: bool, se
         assert [each.offset for each in reader.handed if each.lane == lane] == expected
     reader.subscription.ack_handed()
     assert all(offset >= max(shelf.offsets(lane), default=-1) + 1 for lane, offset in reader.feed.committable().items())
+
+
+def test_an_answer_that_was_cut_moves_no_lane_past_what_it_did_not_show() -> None:
+    """The lower lane has more before the offset that the higher one has reached: that must still come."""
+    subscription, feed = begun(lanes=2)
+    shelf = Shelf(2)
+    for _ in range(3):
+        shelf.append(2, lane=0)
+    shelf.append(2, lane=1)
+    plan = subscription.plan(feed)
+    assert plan is not None
+    answer = shelf.fetch(plan.request)
+    assert [batch.base_offset for batch in answer.batches] == [6, 0, 2, 4]
+    subscription.received(feed, plan, answer._replace(batches=answer.batches[:2]))
+    subscription.ended(feed, plan)
+    assert [lane.cursor for lane in feed.lanes] == [2, 8]
+    fill(subscription, feed, shelf)
+    assert [record.offset for record in drain(subscription)] == [6, 7, 0, 1, 2, 3, 4, 5]
