@@ -16,23 +16,15 @@ import logging
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, TypeVar
 
 from typing_extensions import Self
 
 from rayqueue.client.accumulator import ANY, BATCH_BYTES, KEY_BYTES, RECORD_BYTES, Accumulator, closed
-from rayqueue.client.columns import (
-    ArrowColumns,
-    Columns,
-    check_arrow,
-    check_columns,
-    check_headers,
-    cuts,
-    ends_of,
-    is_arrow,
-)
+from rayqueue.client.bulk import MAX_TIMESTAMP, Bulk
+from rayqueue.client.columns import check_headers
 from rayqueue.client.delivery import CallbackThread, Deliveries, Delivery, Part, RecordMetadata, failed_outcome
 from rayqueue.client.partitioners import CustomPartitioner, check_partitioner
 from rayqueue.client.sender import Sender
@@ -41,15 +33,13 @@ from rayqueue.client.targets import Target
 from rayqueue.config import ProducerSettings
 from rayqueue.errors import InvalidInputError, OutcomeUnknownError, QueueFullError
 from rayqueue.protocol.topics import TopicInfo, check_name
-from rayqueue.records import HeadersIn, RecordBatch
+from rayqueue.records import HeadersIn
 
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
 OnDelivery = Callable[[Delivery], object]
 OnDeliveries = Callable[[Deliveries], object]
-_Add = Callable[[], Part | None]
-"""One step of a ``send_many``: None if there is no space now."""
 
 
 class Producer:
@@ -62,8 +52,7 @@ class Producer:
         settings = self.settings
         max_batch_bytes: int = rq.settings.log.max_batch_bytes
         self._max_batch_bytes = max_batch_bytes
-        self._batch_bytes = min(settings.batch_bytes, max_batch_bytes - BATCH_BYTES)
-        self._compression = COMPRESSIONS[settings.compression]
+        batch_bytes = min(settings.batch_bytes, max_batch_bytes - BATCH_BYTES)
         self._io = rq.io
         loop: asyncio.AbstractEventLoop = rq.io.loop
         self._targets: dict[str, Target] = {}
@@ -76,7 +65,7 @@ class Producer:
                 raise closed() from None
 
         self._accumulator = Accumulator(
-            batch_bytes=self._batch_bytes,
+            batch_bytes=batch_bytes,
             buffer_bytes=settings.buffer_bytes,
             linger_ms=settings.linger_ms,
             delivery_timeout_ms=settings.delivery_timeout_ms,
@@ -86,6 +75,7 @@ class Producer:
         sender = self._sender = Sender(
             self._accumulator, rq.routes, settings, rq.settings.client, loop=loop, topic_changed=_Changes(self._targets)
         )
+        self._bulk = Bulk(self._accumulator, batch_bytes, COMPRESSIONS[settings.compression])
         self._append = self._accumulator.append
         self._leaving = weakref.finalize(self, _left, self._accumulator)
 
@@ -183,7 +173,7 @@ class Producer:
             partition = target.choose(key, value)
         if timestamp_ms is None:
             timestamp_ms = int(time.time() * 1000)
-        elif type(timestamp_ms) is not int or not -_MAX_TIMESTAMP <= timestamp_ms < _MAX_TIMESTAMP:
+        elif type(timestamp_ms) is not int or not -MAX_TIMESTAMP <= timestamp_ms < MAX_TIMESTAMP:
             raise InvalidInputError(f"a timestamp is whole milliseconds since 1970, not {timestamp_ms!r}")
         size_bytes += overhead_bytes
         delivery = self._append(
@@ -213,7 +203,7 @@ class Producer:
             target = self._look_up(topic)
         if on_delivery is not None:
             self._wait_for_callbacks()
-        steps, order, total_bytes = self._steps(target, values, keys, headers, priority, partition, timestamps_ms)
+        steps, order, total_bytes = self._bulk.steps(target, values, keys, headers, priority, partition, timestamps_ms)
         self._refuse_if_too_much(total_bytes)
         parts: list[Part] = []
         full: QueueFullError | None = None
@@ -250,99 +240,13 @@ class Producer:
         if topic not in self._targets:
             await self._look_up_async(topic)
         target = self._targets[topic]
-        steps, order, total_bytes = self._steps(target, values, keys, headers, priority, partition, timestamps_ms)
+        steps, order, total_bytes = self._bulk.steps(target, values, keys, headers, priority, partition, timestamps_ms)
         self._refuse_if_too_much(total_bytes)
         parts: list[Part] = []
         for add, _, size_bytes in steps:
             part = add()
             parts.append(await self._when_space_async(size_bytes, add) if part is None else part)
         return await Deliveries(parts, order)
-
-    def _steps(
-        self,
-        target: Target,
-        values: Any,
-        keys: Any,
-        headers: Any,
-        priority: int,
-        partition: int | None,
-        timestamps_ms: Any,
-    ) -> tuple[Iterator[tuple[_Add, int, int]], list[int] | None, int]:
-        """Check the columns. What to do to accept them, piece by piece; the order this leaves them in; their size."""
-        target.check_priority(priority)
-        if partition is not None:
-            target.check_partition(partition)
-        if timestamps_ms is None:
-            timestamps_ms = int(time.time() * 1000)
-        elif isinstance(timestamps_ms, int) and not -_MAX_TIMESTAMP <= timestamps_ms < _MAX_TIMESTAMP:
-            raise InvalidInputError(f"a timestamp is whole milliseconds since 1970, not {timestamps_ms!r}")
-        if is_arrow(values):
-            return self._arrow_steps(target, check_arrow(values, keys, headers, timestamps_ms), priority, partition)
-        columns = check_columns(values, keys, headers, timestamps_ms)
-        sizes = columns.sizes
-        if sizes and max(sizes) > target.max_bytes:
-            raise target.oversized(max(sizes))
-        total_bytes = sum(sizes) + len(sizes) * columns.overhead_bytes
-        rows = {partition: range(len(sizes))} if partition is not None else None
-        if rows is None:
-            rows = target.choose_many(columns.values, columns.keys)  # type: ignore[assignment]
-        if rows is None:
-            return self._list_steps(target, {ANY: columns}, priority), None, total_bytes
-        if len(rows) == 1:
-            return self._list_steps(target, dict.fromkeys(rows, columns), priority), None, total_bytes
-        parts = {number: columns.take(each) for number, each in rows.items()}
-        order = [row for each in rows.values() for row in each]
-        return self._list_steps(target, parts, priority), order, total_bytes
-
-    def _list_steps(self, target: Target, parts: dict[int, Columns], lane: int) -> Iterator[tuple[_Add, int, int]]:
-        extend = self._accumulator.extend
-        for number, columns in parts.items():
-            for start, stop, size_bytes in cuts(ends_of(columns.sizes), columns.overhead_bytes, self._batch_bytes):
-                piece: Any = [None if column is None else column[start:stop] for column in columns[:4]]
-
-                def add(number: int = number, piece: Any = piece, size_bytes: int = size_bytes) -> Part | None:
-                    values, keys, headers, stamps = piece
-                    return extend(target.buffer, number, lane, values, keys, headers, stamps, size_bytes)
-
-                yield add, stop - start, size_bytes
-
-    def _arrow_steps(
-        self, target: Target, columns: ArrowColumns, lane: int, partition: int | None
-    ) -> tuple[Iterator[tuple[_Add, int, int]], list[int] | None, int]:
-        if columns.max_size > target.max_bytes:
-            raise target.oversized(columns.max_size)
-        order: list[int] | None = None
-        if partition is not None:
-            parts = {partition: columns}
-        else:
-            parts, order = target.choose_arrow(columns)
-        count = len(columns.values)
-        total_bytes = (columns.ends[count - 1] if count else 0) + count * columns.overhead_bytes
-        return self._arrow_pieces(target, parts, lane), order, total_bytes
-
-    def _arrow_pieces(
-        self, target: Target, parts: dict[int, ArrowColumns], lane: int
-    ) -> Iterator[tuple[_Add, int, int]]:
-        put = self._accumulator.put
-        for number, columns in parts.items():
-            for start, stop, _ in cuts(columns.ends, columns.overhead_bytes, self._batch_bytes):
-                piece = columns.slice(start, stop)
-                payload = RecordBatch.encode_arrow(
-                    piece.values,
-                    piece.keys,
-                    piece.headers,
-                    timestamps=piece.timestamps,
-                    lane=lane,
-                    compression=self._compression,
-                )
-                stamps, count = piece.stamps(), stop - start
-
-                def add(
-                    number: int = number, payload: bytes = payload, count: int = count, stamps: Any = stamps
-                ) -> Part | None:
-                    return put(target.buffer, number, lane, payload, count, stamps)
-
-                yield add, count, len(payload)
 
     # -- waiting -------------------------------------------------------------------------
 
@@ -494,9 +398,6 @@ class Producer:
     def __repr__(self) -> str:
         state = "closed" if self._accumulator.is_closed else f"{self._accumulator.used_bytes} bytes on their way"
         return f"<Producer acks={self.settings.acks} topics={sorted(self._targets)}: {state}>"
-
-
-_MAX_TIMESTAMP = 2**63
 
 
 class _Changes:

@@ -271,7 +271,7 @@ class ProducerSettings(Section):
     batch_bytes: Positive = Field(default=96 * 1024, description="a batch is sent once it has this many bytes")
     in_flight_bytes: Positive = Field(default=4 * MIB, description="on the way to one partition, not acknowledged yet")
     in_flight_batches: Annotated[Positive, Field(le=32)] = Field(
-        default=16, description="the same in batches; at most what a partition remembers of a producer"
+        default=32, description="the same in batches; at most what a partition remembers of a producer"
     )
     buffer_bytes: Positive = Field(
         default=32 * MIB, description="accepted by send and not acknowledged; more makes send wait, or raise"
