@@ -51,12 +51,6 @@ class CoordinatorActor(MemberActor[CoordinatorReplica]):
             on_fatal=die,
         )
 
-    def __repr__(self) -> str:
-        if isinstance(self._started, RayQueueError):
-            return f"coordinator {self._spec.node_id}: {self._started}"
-        status = self._started.status
-        return f"coordinator {status.role} {status.node_id}, term {status.term}, on {self._spec.host}"
-
     @ray.method(concurrency_group="control")
     async def close(self) -> None:
         """Stop in good order: the keeper first, which would start again what ends."""

@@ -38,7 +38,8 @@ import ray
 from ray.exceptions import RayError
 
 from rayqueue.actors.endpoint import Endpoint
-from rayqueue.actors.names import actor_name, check_id
+from rayqueue.actors.metrics import report_metrics
+from rayqueue.actors.names import actor_name, check_id, topic_partition
 from rayqueue.actors.replies import Reply
 from rayqueue.config import Settings
 from rayqueue.errors import InvalidInputError, RayQueueError, StorageError
@@ -107,6 +108,15 @@ class MemberActor(Generic[ReplicaT]):
         self._loop = asyncio.get_running_loop()
         self._look_for_peers = asyncio.Event()
         self._meeting = self._loop.create_task(self._meet_peers(self._started))
+        self._reporting = self._loop.create_task(report_metrics(self._started, spec.group_id, spec.node_id))
+
+    def __repr__(self) -> str:
+        """Ray asks once, when the actor has started, and shows this in the dashboard and before its log lines for as
+        long as it lives. So it says what stays true; role, term and high watermark are in the metrics and ``status``.
+        """
+        topic, partition = topic_partition(self._spec.group_id)
+        who = f"{topic}-{partition} {self._spec.node_id}" if partition else f"{topic} {self._spec.node_id}"
+        return f"{who}: {self._started}" if isinstance(self._started, RayQueueError) else f"{who} on {self._spec.host}"
 
     def _start(self) -> ReplicaT:
         """Run the replica on its data. For the subclass."""
@@ -196,6 +206,7 @@ class MemberActor(Generic[ReplicaT]):
 
     async def _close_replica(self, replica: ReplicaT) -> None:
         self._loop.call_soon_threadsafe(self._meeting.cancel)
+        self._loop.call_soon_threadsafe(self._reporting.cancel)
         await asyncio.to_thread(replica.close)
 
     async def _change(self, change: Callable[[Members], Members]) -> None:

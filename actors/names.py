@@ -11,6 +11,7 @@ from rayqueue.ids import GroupId, NodeId
 COORDINATOR = GroupId("coordinator")
 """The Raft group of the coordinator."""
 
+_PARTITION = re.compile(r"(.+)-(\d+)(?:\.\d+)?")  # the last number is the topic's id
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 
 
@@ -21,6 +22,12 @@ def check_id(identifier: Any) -> str:
             f"{identifier!r} cannot be an id: letters, digits, dots, underscores and hyphens, at most 200"
         )
     return identifier
+
+
+def topic_partition(group_id: GroupId) -> tuple[str, str]:
+    """The topic and the number of the partition that a Raft group is; ("coordinator", "") of the coordinator's."""
+    found = _PARTITION.fullmatch(group_id)
+    return (found[1], found[2]) if found else (str(group_id), "")
 
 
 def actor_name(group_id: GroupId, node_id: NodeId) -> str:

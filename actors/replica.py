@@ -78,12 +78,6 @@ class ReplicaActor(MemberActor[PartitionReplica]):
             on_fatal=die,
         )
 
-    def __repr__(self) -> str:
-        if isinstance(self._started, RayQueueError):
-            return f"{self._spec.group_id} {self._spec.node_id}: {self._started}"
-        status, mark = self._started.status, self._started.high_watermark
-        return f"{status.group_id} {status.role} {status.node_id}, term {status.term}, high watermark {mark}"
-
     # -- writing -------------------------------------------------------------------------
 
     @ray.method(concurrency_group="append")

@@ -24,7 +24,7 @@ class Measures:
 @dataclass(frozen=True, slots=True)
 class PartitionMeasures(Measures):
     appended_records: int
-    """In the partition since it was made: the same in all of its replicas."""
+    """Applied since the process began, by whomever it was led."""
     appended_bytes: int
     fetched_records: int
     """Answered to clients by this replica."""

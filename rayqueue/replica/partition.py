@@ -64,6 +64,7 @@ class PartitionReplica(Replica):
         self._tail = Tail(self._partition.next_offset, log.cache_bytes, self._partition.lane_ends())
         self._partition.tail = self._tail
         self._partition.grown = set()
+        self._began = self._partition.next_offset, self._partition.total_bytes
         limits = AdmissionLimits(max_batch_bytes=log.max_batch_bytes)
         self._admission = Admission(self._partition, limits, next_index=lambda: self._engine.next_index)
         self._appends: deque[tuple[bytes, BatchHeader, Pending]] = deque()
@@ -240,8 +241,8 @@ class PartitionReplica(Replica):
             status,
             elected,
             longest_sync_s,
-            appended_records=partition.next_offset,
-            appended_bytes=partition.total_bytes,
+            appended_records=partition.next_offset - self._began[0],
+            appended_bytes=partition.total_bytes - self._began[1],
             fetched_records=service.fetched_records,
             fetched_bytes=service.fetched_bytes,
             backlog_records=backlog.records,

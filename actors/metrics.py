@@ -1,0 +1,128 @@
+"""A replica's figures in Ray's metrics: exported by each node for Prometheus, drawn by the dashboard and Grafana.
+
+Fed about once a second from what the replica measured of itself; nothing here
+happens per record, batch or call. Every figure is tagged with topic, partition
+and node, the lag with its group too. ``docs/operations.md`` says what each means.
+
+What only the leader knows is 0 at the others, so that the sum over the replicas
+of a partition is the leader's figure. Ray puts ``ray_`` in front of each name,
+and ``_total`` behind a counter's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import NoReturn
+
+from ray.util.metrics import Counter, Gauge
+
+from rayqueue.actors.names import topic_partition
+from rayqueue.ids import GroupId, NodeId
+from rayqueue.replica import Replica
+from rayqueue.replica.measures import Measures, PartitionMeasures
+
+EVERY_S = 1.0
+
+_TAGS = ("topic", "partition", "node")
+
+_GAUGES: dict[str, tuple[str, Callable[[Measures], float]]] = {
+    "rayqueue_leader": ("1 if this replica leads its partition", lambda now: now.status.role == "leader"),
+    "rayqueue_term": ("Raft term", lambda now: now.status.term),
+    "rayqueue_start_offset": ("first offset that can be read", lambda now: now.status.start_offset),
+    "rayqueue_high_watermark": ("first offset that is not committed yet", lambda now: now.status.high_watermark),
+    "rayqueue_disk_bytes": ("size of the replica on its disk", lambda now: now.status.size_bytes),
+    "rayqueue_read_only": ("1 while the disk is full", lambda now: now.status.read_only),
+    "rayqueue_damaged": ("1 if the replica must be rebuilt", lambda now: now.status.damaged is not None),
+    "rayqueue_fsync_longest_seconds": ("longest sync of the second before", lambda now: now.longest_sync_s),
+}
+
+_PARTITION_GAUGES: dict[str, tuple[str, Callable[[PartitionMeasures], float]]] = {
+    "rayqueue_backlog_records": ("records that the slowest group has not committed", lambda now: now.backlog_records),
+    "rayqueue_backlog_bytes": ("the same in bytes of batches", lambda now: now.backlog_bytes),
+}
+
+_COUNTERS: dict[str, tuple[str, Callable[[Measures], float]]] = {
+    "rayqueue_elections": ("times this replica became the leader", lambda now: now.elected),
+    "rayqueue_fsyncs": ("syncs of the disk", lambda now: now.status.syncs),
+    "rayqueue_fsync_seconds": ("time spent in them", lambda now: now.status.sync_ms / 1000),
+}
+
+_PARTITION_COUNTERS: dict[str, tuple[str, Callable[[PartitionMeasures], float]]] = {
+    "rayqueue_fetched_records": ("records sent to consumers by this replica", lambda now: now.fetched_records),
+    "rayqueue_fetched_bytes": ("the same in bytes of batches", lambda now: now.fetched_bytes),
+}
+
+_PRODUCED: dict[str, tuple[str, Callable[[PartitionMeasures], float]]] = {
+    "rayqueue_produced_records": ("records committed, counted by the leader", lambda now: now.appended_records),
+    "rayqueue_produced_bytes": ("the same in bytes of batches", lambda now: now.appended_bytes),
+}
+
+
+class _Growth:
+    """A counter that is told totals since the process began."""
+
+    def __init__(self, counter: Counter) -> None:
+        self._counter = counter
+        self._counted = 0.0
+
+    def reach(self, total: float, *, counts: bool = True) -> None:
+        """``counts`` is false for what others count."""
+        if counts and total > self._counted:
+            self._counter.inc(total - self._counted)
+        self._counted = total
+
+
+class ReplicaMetrics:
+    """Of one replica. It may be a coordinator's, which has no records and no groups."""
+
+    def __init__(self, group_id: GroupId, node_id: NodeId) -> None:
+        topic, partition = topic_partition(group_id)
+        self._tags = {"topic": topic, "partition": partition, "node": node_id}
+        self._gauges = {name: self._gauge(name, text) for name, (text, _) in {**_GAUGES, **_PARTITION_GAUGES}.items()}
+        counters = {**_COUNTERS, **_PARTITION_COUNTERS, **_PRODUCED}
+        self._grown = {name: _Growth(self._counter(name, text)) for name, (text, _) in counters.items()}
+        self._lag = Gauge("rayqueue_lag_records", "records that a group has not committed", (*_TAGS, "group"))
+        self._lag.set_default_tags(self._tags)
+        self._lagging: set[str] = set()
+
+    def report(self, now: Measures) -> None:
+        for name, (_, read) in _GAUGES.items():
+            self._gauges[name].set(float(read(now)))
+        for name, (_, read) in _COUNTERS.items():
+            self._grown[name].reach(read(now))
+        if isinstance(now, PartitionMeasures):
+            self._report_partition(now)
+
+    def _report_partition(self, now: PartitionMeasures) -> None:
+        for name, (_, read) in _PARTITION_GAUGES.items():
+            self._gauges[name].set(float(read(now)))
+        for name, (_, read) in _PARTITION_COUNTERS.items():
+            self._grown[name].reach(read(now))
+        for name, (_, read) in _PRODUCED.items():
+            self._grown[name].reach(read(now), counts=now.status.role == "leader")
+        # Ray forgets no group by itself: one that is gone, or that another replica counts now, is at 0.
+        for group in self._lagging - now.lags.keys():
+            self._lag.set(0.0, {"group": group})
+        for group, records in now.lags.items():
+            self._lag.set(float(records), {"group": group})
+        self._lagging = set(now.lags)
+
+    def _gauge(self, name: str, text: str) -> Gauge:
+        gauge = Gauge(name, text, _TAGS)
+        gauge.set_default_tags(self._tags)
+        return gauge
+
+    def _counter(self, name: str, text: str) -> Counter:
+        counter = Counter(name, text, _TAGS)
+        counter.set_default_tags(self._tags)
+        return counter
+
+
+async def report_metrics(replica: Replica, group_id: GroupId, node_id: NodeId) -> NoReturn:
+    """Until it is cancelled."""
+    metrics = ReplicaMetrics(group_id, node_id)
+    while True:
+        if replica.measures is not None:
+            metrics.report(replica.measures)
+        await asyncio.sleep(EVERY_S)
