@@ -278,7 +278,12 @@ def groups(rq: RayQueue) -> list[GroupInfo]:
 
 
 def group(rq: RayQueue, name: str) -> GroupDescription:
-    info: GroupInfo = _ask(rq, DescribeGroup(group=check_name("group", name)))
+    unknown: UnknownGroupError | None = None
+    try:
+        info: GroupInfo = _ask(rq, DescribeGroup(group=check_name("group", name)))
+    except UnknownGroupError as error:
+        # Who reads without being a member (Spark, Ray Data, manual partitions) has positions and nothing else.
+        unknown, info = error, GroupInfo(name, 0, "", "empty", ())
     readers = {grant.topic_partition: member.member for member in info.members for grant in member.grants}
     wanted = {topic for member in info.members for topic in member.topics}
     all_topics = topics(rq)
@@ -291,6 +296,8 @@ def group(rq: RayQueue, name: str) -> GroupDescription:
     lags = rq.io.call(_lags(rq.routes, name, places, readers))
     # Without members only the partitions tell which topics were read.
     told = tuple(lag for lag in lags if wanted or lag.committed)
+    if unknown is not None and not told:
+        raise unknown
     return GroupDescription(info.group, info.generation, info.assignor, info.state, info.members, told)
 
 

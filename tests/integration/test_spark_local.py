@@ -1,0 +1,301 @@
+"""Format "rayqueue" on a real Spark in this process: batch and streaming, with retried tasks, restarts and kills."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+pytest.importorskip("pyspark", reason="Spark is not installed: scripts/setup installs the extra 'spark'")
+
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812  # as everybody calls it
+
+import rayqueue.spark
+from rayqueue.bridge.lookup import Lookup
+from rayqueue.bridge.places import EARLIEST, LATEST, Places
+from rayqueue.bridge.scan import read
+from rayqueue.bridge.staging import SHARED
+from rayqueue.client.connection import RayQueue
+from rayqueue.client.partitioners import consistent
+from rayqueue.protocol.calls import Bounds, GetBounds, GetPosition, Trim
+from rayqueue.protocol.topics import TopicPartition
+from rayqueue.testing import wait_for
+from tests.integration.consumers import leader_pid, running_queue
+from tests.integration.sparks import local_spark, need_java
+
+pytestmark = pytest.mark.timeout(400)
+
+ROWS = 3000
+
+
+@pytest.fixture(scope="module")
+def rq() -> Iterator[RayQueue]:
+    need_java()
+    with running_queue() as queue:
+        queue.create_topic("orders", partitions=3, replication=1, lanes=2)
+        with queue.producer() as producer:
+            for lane in (0, 1):
+                rows = range(lane, ROWS, 2)
+                producer.send_many(
+                    "orders",
+                    [b"value %d" % row for row in rows],
+                    keys=[b"key %d" % (row % 50) for row in rows],
+                    headers=[[("row", b"%d" % row)] if row % 3 == 0 else [] for row in rows],
+                    timestamps_ms=[1_700_000_000_000 + row for row in rows],
+                    priority=lane,
+                )
+            producer.flush()
+        yield queue
+
+
+@pytest.fixture(scope="module")
+def spark(rq: RayQueue) -> Iterator[SparkSession]:
+    with local_spark(rq) as session:
+        yield session
+
+
+def frame(spark: SparkSession, topic: str = "orders", **options: Any) -> DataFrame:
+    return spark.read.format("rayqueue").options(topic=topic, **options).load()
+
+
+def values(rq: RayQueue, topic: str) -> Counter[bytes]:
+    """What the topic has, read without Spark."""
+    schema = pa.schema([("value", pa.binary())])
+    found: Counter[bytes] = Counter()
+    for each in Lookup(rq).ranges([topic], Places(EARLIEST), Places(LATEST)):
+        for batch in read(rq, each, schema):
+            found.update(batch.column(0).to_pylist())
+    return found
+
+
+def ask(rq: RayQueue, topic: str, partition: int, call: Any) -> Any:
+    async def asked() -> Any:
+        return await (await rq.routes.partition(TopicPartition(topic, partition))).call(call)
+
+    return rq.io.call(asked())
+
+
+# -- reading ----------------------------------------------------------------------------------
+
+
+def test_every_record_with_all_its_columns(spark: SparkSession) -> None:
+    rows = frame(spark).collect()
+    assert len(rows) == ROWS
+    places = set()
+    for row in rows:
+        number = int(bytes(row.value).split()[1])
+        assert bytes(row.key) == b"key %d" % (number % 50)
+        assert row.partition == consistent(bytes(row.key), 3)
+        assert [(h.name, bytes(h.value)) for h in row.headers] == ([("row", b"%d" % number)] if number % 3 == 0 else [])
+        assert round(row.timestamp.timestamp() * 1000) == 1_700_000_000_000 + number
+        assert (row.lane, row.topic) == (number % 2, "orders")
+        places.add((row.partition, row.offset))
+    assert len(places) == ROWS
+
+
+def test_a_dataframe_that_is_used_with_and_without_filters(spark: SparkSession) -> None:
+    """Spark remembers what it pushed for the first of these queries: with push-down the second would miss rows."""
+    whole = frame(spark)
+    part = whole.filter("partition = 1 and offset between 10 and 12")
+    assert sorted(row.offset for row in part.collect()) == [10, 11, 12]
+    assert whole.count() == ROWS
+    assert whole.filter("partition = 0").union(whole.filter("partition > 0")).count() == ROWS
+
+
+def test_filters_that_are_pushed_read_less(spark: SparkSession) -> None:
+    pushed = frame(spark, pushFilters="true").filter("partition = 1 and offset >= 100 and offset < 105")
+    assert pushed.rdd.getNumPartitions() == 1
+    assert sorted(row.offset for row in pushed.collect()) == [100, 101, 102, 103, 104]
+    late = frame(spark, pushFilters="true").filter(
+        F.col("timestamp") >= F.timestamp_millis(F.lit(1_700_000_000_000 + ROWS - 10))
+    )
+    assert late.count() == 10
+
+
+def test_offsets_times_splits_and_columns(rq: RayQueue, spark: SparkSession) -> None:
+    ends = [ask(rq, "orders", number, GetBounds()).end for number in range(3)]
+    some = frame(spark, startingOffsets='{"0": 10}', endingOffsets='{"0": 15, "1": 5, "2": 0}')
+    assert Counter(row.partition for row in some.collect()) == {0: 5, 1: 5}
+    assert frame(spark, startingTimestamp=str(1_700_000_000_000 + 10 * ROWS)).count() == 0
+    assert frame(spark, partitions="2").count() == ends[2]
+    small = frame(spark, maxRecordsPerSplit="100", columns="offset")
+    assert small.rdd.getNumPartitions() == sum(-(-end // 100) for end in ends)
+    assert (small.columns, small.count()) == (["offset"], ROWS)
+    with pytest.raises(PySparkException, match="past its end"):
+        frame(spark, endingOffsets='{"0": 99999999}').count()
+    with pytest.raises(PySparkException, match="nobody"):
+        frame(spark, topic="nobody").count()
+
+
+def test_one_liners_and_fields_inside_values(rq: RayQueue, spark: SparkSession) -> None:
+    rq.create_topic("typed", partitions=2, replication=1)
+    people = spark.createDataFrame([(n, f"name {n}") for n in range(100)], "id long, name string")
+    rayqueue.spark.from_dataframe(rq, people, "typed", key="id", value_format="json")
+    back = rayqueue.spark.to_dataframe(rq, "typed", value_schema="id long, name string")
+    assert {(bytes(r.key), r.id, r.name) for r in back.collect()} == {(b"%d" % n, n, f"name {n}") for n in range(100)}
+    rq.create_topic("packed", partitions=1, replication=1)
+    rayqueue.spark.from_dataframe(rq, people, "packed", value_format="arrow")
+    packed = rayqueue.spark.to_dataframe(
+        rq, "packed", columns=["offset", "value"], value_schema="id long, name string", value_format="arrow"
+    )
+    assert {(r.id, r.name) for r in packed.collect()} == {(n, f"name {n}") for n in range(100)}
+    assert packed.select("offset").distinct().count() == sum(values(rq, "packed").values()) < 100
+
+
+# -- writing ----------------------------------------------------------------------------------
+
+
+def test_a_task_that_fails_half_way_leaves_nothing(rq: RayQueue, spark: SparkSession) -> None:
+    """Each task stages most of its rows, fails, and is run again: every row is there once."""
+    rq.create_topic("retried", partitions=2, replication=1)
+
+    def stumble(batches: Iterator[Any]) -> Iterator[Any]:
+        from pyspark import TaskContext
+
+        context = TaskContext.get()
+        assert context is not None
+        for number, batch in enumerate(batches):
+            if context.attemptNumber() == 0 and number == 2:
+                raise RuntimeError("half way")
+            yield batch
+
+    rows = spark.range(0, 120_000, 1, 2).select(
+        F.format_string("row %d %s", "id", F.lit("x" * 30)).alias("value"),
+        (F.col("id") % 9).cast("string").alias("key"),
+    )
+    rows.mapInArrow(stumble, "value string, key string").write.format("rayqueue").option("topic", "retried").mode(
+        "append"
+    ).save()
+    found = values(rq, "retried")
+    assert len(found) == 120_000
+    assert set(found.values()) == {1}
+    staged: Bounds = ask(rq, SHARED, 0, GetBounds())
+    assert 0 < staged.end == staged.start, "what was staged is still there"
+
+
+def test_the_same_batch_is_written_once(rq: RayQueue, spark: SparkSession) -> None:
+    rq.create_topic("named", partitions=2, replication=1)
+    for run in range(2):
+        rows = spark.range(0, 100).select(F.format_string(f"run {run} row %d", "id").alias("value"))
+        for batch_id in (0, 1) if run == 0 else (1, 2):
+            options = {"topic": "named", "writerId": "job", "batchId": str(batch_id)}
+            rows.write.format("rayqueue").options(**options).mode("append").save()
+    found = values(rq, "named")
+    assert Counter(value.split()[1] for value in found.elements()) == {b"0": 200, b"1": 100}
+
+
+def test_columns_of_a_write(rq: RayQueue, spark: SparkSession) -> None:
+    for name in ("left", "right"):
+        rq.create_topic(name, partitions=2, replication=1, lanes=2)
+    rows = spark.range(0, 20).select(
+        F.col("id").cast("string").cast("binary").alias("value"),
+        F.when(F.col("id") % 2 == 0, "left").otherwise("right").alias("topic"),
+        F.lit(1).alias("partition"),
+        F.lit(1).alias("lane"),
+        F.timestamp_millis(F.col("id") + 1_700_000_000_000).alias("timestamp"),
+        F.create_map(F.lit("id"), F.col("id").cast("string").cast("binary")).alias("headers"),
+    )
+    rows.write.format("rayqueue").options(topics="left,right", delivery="at_least_once").mode("append").save()
+    back = frame(spark, topic="left,right").collect()
+    assert {(r.topic, bytes(r.value)) for r in back} == {(("left", "right")[n % 2], b"%d" % n) for n in range(20)}
+    assert all((r.partition, r.lane, r.headers[0].value) == (1, 1, r.value) for r in back)
+    with pytest.raises(PySparkException, match="to_json"):
+        spark.range(5).write.format("rayqueue").option("topic", "left").mode("append").save()
+
+
+# -- streaming --------------------------------------------------------------------------------
+
+
+def start(spark: SparkSession, source: str, sink: str, checkpoint: Path, **options: Any) -> Any:
+    frame = spark.readStream.format("rayqueue").options(topic=source, startingOffsets="earliest", **options).load()
+    writer = frame.select("key", "value", "headers").writeStream.format("rayqueue")
+    return writer.options(topic=sink, checkpointLocation=str(checkpoint)).trigger(availableNow=True).start()
+
+
+def finish(query: Any) -> int:
+    """Its micro-batches."""
+    assert query.awaitTermination(180)
+    return sum(1 for progress in query.recentProgress if progress["numInputRows"])
+
+
+def test_a_stream_that_is_started_again_goes_on_where_it_ended(
+    rq: RayQueue, spark: SparkSession, tmp_path: Path
+) -> None:
+    rq.create_topic("in", partitions=2, replication=1)
+    rq.create_topic("out", partitions=2, replication=1)
+    sent: list[bytes] = []
+
+    def send(first: int, count: int, partition: int | None = None) -> None:
+        fresh = [b"%d" % number for number in range(first, first + count)]
+        sent.extend(fresh)
+        with rq.producer() as producer:
+            producer.send_many("in", fresh, keys=fresh, partition=partition)
+
+    send(0, 1000)
+    assert finish(start(spark, "in", "out", tmp_path, maxRecordsPerTrigger=400, group="mirror", pin="true")) == 3
+    assert values(rq, "out") == Counter(sent)
+    rq.alter_topic("in", partitions=3)
+    send(1000, 500)
+    send(1500, 10, partition=2)
+    assert finish(start(spark, "in", "out", tmp_path, group="mirror", pin="true")) == 1
+    assert finish(start(spark, "in", "out", tmp_path)) == 0
+    assert values(rq, "out") == Counter(sent)
+    for number in range(3):
+        position = ask(rq, "in", number, GetPosition(group="mirror"))
+        assert (position.offsets[0], position.pinned) == (ask(rq, "in", number, GetBounds()).end, True)
+
+
+def test_what_retention_took_is_an_error_unless_it_is_allowed(
+    rq: RayQueue, spark: SparkSession, tmp_path: Path
+) -> None:
+    rq.create_topic("short", partitions=1, replication=1)
+    rq.create_topic("kept", partitions=1, replication=1)
+    with rq.producer() as producer:
+        producer.send_many("short", [b"%d" % n for n in range(100)]).result(30_000)
+    finish(start(spark, "short", "kept", tmp_path))
+    with rq.producer() as producer:
+        for n in range(100, 200):
+            producer.send("short", b"%d" % n).result(30_000)
+    ask(rq, "short", 0, Trim(before=150))
+    query = start(spark, "short", "kept", tmp_path)
+    with pytest.raises(PySparkException, match="records 100 to 149 of short-0"):
+        query.awaitTermination(180)
+    finish(start(spark, "short", "kept", tmp_path, failOnDataLoss="false"))
+    assert values(rq, "kept") == Counter(b"%d" % n for n in [*range(100), *range(150, 200)])
+
+
+# -- kills ------------------------------------------------------------------------------------
+
+
+def test_leaders_that_are_killed_in_the_middle(rq: RayQueue, spark: SparkSession, tmp_path: Path) -> None:
+    """kill -9 of the leaders of source and sink while a stream runs: each record once."""
+    for name in ("hard-in", "hard-out"):
+        rq.create_topic(name, partitions=1, replication=3)
+    count = 20_000
+    with rq.producer() as producer:
+        producer.send_many("hard-in", [b"%d" % n for n in range(count)]).result(60_000)
+    query = start(spark, "hard-in", "hard-out", tmp_path, maxRecordsPerTrigger=4_000)
+    killed = threading.Event()
+
+    def kill() -> None:
+        wait_for(lambda: ask(rq, "hard-out", 0, GetBounds()).end > 0, "the first micro-batch", timeout_s=120)
+        for name in ("hard-out", "hard-in"):
+            os.kill(leader_pid(rq, name, 0), signal.SIGKILL)
+        killed.set()
+
+    thread = threading.Thread(target=kill)
+    thread.start()
+    assert finish(query) == 5
+    thread.join()
+    assert killed.is_set()
+    assert values(rq, "hard-out") == Counter(b"%d" % n for n in range(count))
+    assert frame(spark, topic="hard-in").count() == count
