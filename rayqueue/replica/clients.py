@@ -206,6 +206,8 @@ class Clients:
             self._take(client, received)
             if client.closed or received < len(space):
                 return
+        if self._budget_bytes <= 0:
+            self.stirred = True  # this turn has enough, though there may not be a whole request among it
         if stream.has_more:
             self._half_read[client] = None
 

@@ -275,12 +275,16 @@ def test_one_that_does_not_read_is_not_heard_and_costs_no_more(tmp_path: Path) -
         greedy.socket.settimeout(0.3)
         request = frame(Kind.FETCH, 1, encode_fetch(at(0, max_bytes=1 << 30)))
         sent = 0
-        try:
-            while sent < 1 << 26:
-                sent += greedy.socket.send(request * 1000)
-        except TimeoutError:
-            pass
-        (client,) = [one for one in cluster.replica._clients._clients.values() if one.deaf]
+
+        def is_not_heard() -> Any:
+            """Send until nothing more can be sent; who is not heard any more."""
+            nonlocal sent
+            with suppress(TimeoutError):
+                while sent < 1 << 26:
+                    sent += greedy.socket.send(request * 1000)
+            return next((one for one in list(cluster.replica._clients._clients.values()) if one.deaf), None)
+
+        client = wait_for(is_not_heard, "the client not to be heard any more", TIMEOUT_S)
         assert client.stream.queued_bytes <= limit_bytes + (8 << 20)
         assert sent < 1 << 26
         for _ in range(3):
