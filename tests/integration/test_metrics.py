@@ -1,0 +1,153 @@
+"""What an operator sees: the figures that Prometheus scrapes from a node, and the dashboard's table of actors."""
+
+from __future__ import annotations
+
+import logging
+import re
+import shutil
+import tempfile
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import ray
+from ray.util.state import list_actors
+
+import rayqueue
+from rayqueue.client.embedded import RAY_SYSTEM_SETTINGS, loopback_only
+from rayqueue.config import MIB
+from rayqueue.testing import wait_for
+
+pytestmark = pytest.mark.timeout(180)
+
+_SAMPLE = re.compile(r"ray_(rayqueue_\w+)\{(.*)\} (\S+)")
+_TAG = re.compile(r'(\w+)="([^"]*)"')
+
+Samples = dict[str, list[tuple[dict[str, str], float]]]
+
+
+@pytest.fixture(scope="module")
+def dashboard() -> Iterator[str]:
+    """Ray with its dashboard, for this machine only; its address."""
+    temporary = Path(tempfile.mkdtemp(prefix="rq-"))
+    try:
+        with loopback_only():
+            context = ray.init(
+                address="local",
+                num_cpus=2,
+                object_store_memory=80 * MIB,
+                include_dashboard=True,
+                dashboard_host="127.0.0.1",
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+                _temp_dir=str(temporary),
+                # Ray's own default is ten seconds, which is a long time for a test.
+                _system_config={**RAY_SYSTEM_SETTINGS, "metrics_report_interval_ms": 500},
+            )
+        yield f"http://{context.dashboard_url}"
+    finally:
+        ray.shutdown()
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+@pytest.fixture(scope="module")
+def rq(dashboard: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[rayqueue.RayQueue]:
+    made = rayqueue.connect(data_dir=tmp_path_factory.mktemp("data"))
+    made.create_topic("orders", replication=3)
+    yield made
+    made.shutdown()
+
+
+def scraped() -> Samples:
+    """RayQueue's figures, as Prometheus reads them from the node."""
+    [node] = ray.nodes()  # type: ignore[no-untyped-call]
+    url = f"http://{node['NodeManagerAddress']}:{node['MetricsExportPort']}/metrics"
+    with urllib.request.urlopen(url, timeout=10) as answer:
+        text = answer.read().decode()
+    samples: Samples = {}
+    for name, tags, value in _SAMPLE.findall(text):
+        samples.setdefault(name, []).append((dict(_TAG.findall(tags)), float(value)))
+    return samples
+
+
+def of_orders(samples: Samples, name: str, **tags: str) -> dict[str, float]:
+    """By replica."""
+    wanted = {"topic": "orders", "partition": "0", **tags}
+    return {
+        found["node"]: value for found, value in samples.get(f"rayqueue_{name}", []) if wanted.items() <= found.items()
+    }
+
+
+def read(consumer: rayqueue.Consumer, count: int) -> None:
+    """So many records, and commit them."""
+    left = count
+
+    def polled() -> bool:
+        nonlocal left
+        left -= len(consumer.poll(max_records=left))
+        return not left
+
+    wait_for(polled, f"{count} records", timeout_s=30)
+    consumer.commit()
+
+
+def test_figures_are_exported_and_exact(rq: rayqueue.RayQueue) -> None:
+    with rq.producer() as producer:
+        producer.send_many("orders", [b"x" * 100] * 100)
+        producer.flush()
+    with rq.consumer("orders", group="billing") as consumer:
+        read(consumer, 40)
+
+        def exported() -> bool:
+            now = scraped()
+            return (
+                of_orders(now, "high_watermark") == {"r1": 100, "r2": 100, "r3": 100}
+                and sum(of_orders(now, "produced_records_total").values()) == 100
+                and sum(of_orders(now, "lag_records", group="billing").values()) == 60
+                and sum(of_orders(now, "backlog_records").values()) == 60
+            )
+
+        wait_for(exported, "100 records, 60 of them not committed", timeout_s=30)
+        now = scraped()
+        assert sum(of_orders(now, "leader").values()) == 1
+        assert sum(of_orders(now, "elections_total").values()) >= 1
+        assert sum(of_orders(now, "produced_bytes_total").values()) > 100 * 100
+        assert sum(of_orders(now, "fetched_records_total").values()) >= 40
+        assert sum(of_orders(now, "fetched_bytes_total").values()) >= 40 * 100
+        assert sum(of_orders(now, "backlog_bytes").values()) > 0
+        for name in ("disk_bytes", "fsyncs_total", "fsync_seconds_total", "term"):
+            assert min(of_orders(now, name).values()) > 0, name
+        for name in ("start_offset", "read_only", "damaged"):
+            assert of_orders(now, name) == {"r1": 0, "r2": 0, "r3": 0}
+        assert of_orders(now, "fsync_longest_seconds").keys() == {"r1", "r2", "r3"}
+        coordinators = [tags for tags, value in now["rayqueue_leader"] if tags["topic"] == "coordinator" and value]
+        assert [tags["node"] for tags in coordinators] == ["c1"]
+        read(consumer, 60)
+    lags = "lag_records"
+    wait_for(lambda: not any(of_orders(scraped(), lags, group="billing").values()), "a lag of 0", timeout_s=30)
+
+
+def test_every_figure_is_in_the_documentation(rq: rayqueue.RayQueue) -> None:
+    text = (Path(__file__).parents[2] / "docs" / "operations.md").read_text()
+    documented = set(re.findall(r"`ray_(rayqueue_\w+)`", text))
+    exported = set(scraped())
+    assert exported
+    assert exported == documented
+
+
+def test_the_table_of_actors_reads_like_a_console(rq: rayqueue.RayQueue, dashboard: str) -> None:
+    [node] = ray.nodes()  # type: ignore[no-untyped-call]
+    host = node["NodeManagerAddress"]
+    shown = {
+        actor.name: (actor.class_name, actor.repr_name)
+        for actor in list_actors(address=dashboard, detail=True, filters=[("state", "=", "ALIVE")])
+    }
+    topic_id = rq.topic("orders").topic_id
+    assert shown == {
+        "rayqueue/coordinator/c1": ("CoordinatorActor", f"coordinator c1 on {host}"),
+        **{
+            f"rayqueue/orders-0.{topic_id}/{node}": ("ReplicaActor", f"orders-0 {node} on {host}")
+            for node in ("r1", "r2", "r3")
+        },
+    }
