@@ -15,8 +15,8 @@ bits by the finalizer of splitmix64. It was chosen because it costs 0.15 µs per
 key where blake2b costs 1.2 µs; it is no protection against keys that are
 chosen to collide, and neither is murmur2.
 
-Measured per key, 100,000 distinct ones, 4 partitions: 0.07 µs if the key was
-seen lately, 0.5 µs if not (with numpy; 1.5 µs without).
+Measured per key, 60,000 distinct ones, 4 partitions, CPU time on a busy machine: 0.1 µs if the key was seen lately,
+0.6 µs if not (with numpy; 2 µs without). murmur2 of a new key costs 2.4 µs.
 """
 
 from __future__ import annotations
@@ -172,6 +172,10 @@ class KeyedPartitions(dict[bytes, int]):
         found = list(map(self.get, keys))
         if None not in found:
             return found  # type: ignore[return-value]
+        if self._many is consistent_many and 2 * found.count(None) > len(keys):
+            every = consistent_many(keys, self.partitions)  # cheaper than to tell the new ones from the others
+            self._remember(dict(zip(keys, every, strict=True)))
+            return every
         new = list({key for key, known in zip(keys, found, strict=True) if known is None})
         fresh = dict(zip(new, self._many(new, self.partitions), strict=True))
         self._remember(fresh)
