@@ -40,7 +40,7 @@ class Table(Enum):
     OFFSETS = b"offsets"
     """base offset (u64 big-endian) -> where that batch is."""
     LANES = b"lanes"
-    """lane (u8), base offset (u64 big-endian) -> nothing. Only for topics with lanes."""
+    """lane (u8), base offset (u64 big-endian) -> what the lane held before that batch. Only for topics with lanes."""
     PRODUCERS = b"producers"
     GROUPS = b"groups"
     MEMBERS = b"members"

@@ -197,7 +197,8 @@ class FindOffset(Call, frozen=True, kw_only=True):
 
 
 class Trim(Call, frozen=True, kw_only=True):
-    """Delete what is before this offset. Answers where the log begins now."""
+    """Delete what is before this offset, but nothing that a pinned group has not committed. Answers where the log
+    begins now: where it did, if a group came, was pinned or went back at the same moment."""
 
     answer_type: ClassVar[Any] = int
     before: int
