@@ -22,6 +22,11 @@ Heartbeats are answered from memory. A replica that was deposed and has not
 noticed may answer one with what was true before; the member's next leader
 knows better, and commits are fenced by the partitions in any case. Reads that
 must be of now are confirmed first (``confirm``).
+
+Time in which this process did not run is nobody's silence: if it is called much
+later than it asked for, all deadlines move by as much. Otherwise a coordinator
+that was starved or frozen would throw everybody out before it reads what they
+sent meanwhile.
 """
 
 from __future__ import annotations
@@ -75,6 +80,11 @@ MAX_WAITING_CALLS = 20_000
 MAX_COMMAND_BYTES = 3 << 20
 """Less than ``raft.append_batch_bytes``, which an entry must fit into."""
 
+STALL_S = 0.25
+"""Being called so much later than asked for means that the process did not run."""
+SLACK_S = 0.2
+"""Time to read what arrived meanwhile."""
+
 Propose = Callable[[bytes, Callable[[Any], None]], None]
 Confirm = Callable[[Callable[[Any], None]], None]
 
@@ -90,6 +100,8 @@ class Coordinator:
         self._raw_propose = propose
         self._confirm = confirm
         self._now_s = 0.0
+        self._stalled_s = 0.0
+        """How far the time that sessions go by is behind the time that is handed in."""
         self._leading = False
         self._starting = False
         self._ready = False
@@ -112,14 +124,26 @@ class Coordinator:
     @property
     def next_deadline_s(self) -> float:
         """When ``tick`` is due though nothing happened. May be in the past: then it is due now."""
+        return self._next_s + self._stalled_s
+
+    @property
+    def _next_s(self) -> float:
         if self._ready:
             return self._memberships.next_deadline_s
         return self._now_s + RETRY_S if self._leading and not self._starting else float("inf")
+
+    def _pass_time(self, now_s: float) -> None:
+        if now_s - self.next_deadline_s > STALL_S:
+            # Go back to shortly before what was due, once: then it is due, however late the next call is.
+            due_s = self._next_s
+            self._stalled_s = now_s - (due_s - SLACK_S if self._now_s < due_s - SLACK_S else due_s)
+        self._now_s = max(self._now_s, now_s - self._stalled_s)
 
     def lead(self, now_s: float, *, node: str = "", term: int = 0) -> None:
         """Leadership was won. All members get a fresh session as soon as it is known who they are."""
         self.unlead()
         self._now_s = now_s
+        self._stalled_s = 0.0
         self._leading = True
         self._leadership += 1
         self._node, self._term = node, term
@@ -159,7 +183,7 @@ class Coordinator:
 
         The exception is a client that disconnects: what waits for news on its behalf is not answered any more.
         """
-        self._now_s = now_s
+        self._pass_time(now_s)
         if not self._leading:
             reply(self._not_leader())
         elif self._ready:
@@ -171,22 +195,21 @@ class Coordinator:
 
     def disconnected(self, now_s: float, client: int) -> None:
         """A connection is gone. Its members are out after the grace, unless they are heard of on another."""
-        self._now_s = now_s
+        self._pass_time(now_s)
         self._early = deque(each for each in self._early if each[0] != client)
         if self._ready:
-            self._memberships.disconnected(now_s, client)
+            self._memberships.disconnected(self._now_s, client)
 
     def tick(self, now_s: float) -> None:
         """Let time pass."""
-        self._now_s = now_s
+        self._pass_time(now_s)
         if self._ready:
-            self._memberships.tick(now_s)
+            self._memberships.tick(self._now_s)
         elif self._leading and not self._starting:
             self._start()
 
     def set_brokers(self, now_s: float, alive: Sequence[AliveBroker]) -> None:
         """Who can take replicas from now on."""
-        self._now_s = now_s
         self._alive = {each.broker: each for each in alive}
 
     # -- proposing ---------------------------------------------------------------------------

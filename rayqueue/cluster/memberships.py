@@ -175,6 +175,9 @@ class Memberships:
             self._deny(call, reply, lambda: self.heartbeat(self._now_s, client, call, reply))
             return
         self._sessions.heard(now_s, session, client)
+        turn = self._turns.get(call.group)
+        if turn is not None and turn.leaves.get(call.member) == []:
+            del turn.leaves[call.member]  # it was about to be thrown out, and is alive after all
         if session.parked is not None:  # it has asked again: the older question is void
             older, session.parked = session.parked, None
             older.reply(group.assignment(call.member))
@@ -302,8 +305,8 @@ class Memberships:
     def _step(self, group: str, turn: _Turn) -> None:
         if turn.under_way is not None:
             return
-        turn.due_s = NEVER
         step = turn.under_way = turn.take()
+        turn.due_s = self._now_s if len(turn) else NEVER
         if len(step):
             self._propose(ChangeGroup(group, step.changes()), lambda answers: self._stepped(group, turn, step, answers))
         else:

@@ -217,6 +217,33 @@ def test_who_is_silent_is_out(service: Service) -> None:
     assert isinstance(service.beat("a", 1).answer, UnknownMemberError)
 
 
+def test_time_in_which_the_coordinator_did_not_run_is_nobodys_silence(service: Service) -> None:
+    a = service.join("a", "t", session_timeout_ms=1000)
+    service.join("b", "t", session_timeout_ms=1000)
+    service.now += 10
+    service.coordinator.tick(service.now)  # before it has read what they sent meanwhile
+    assert partitions(service.beat("a", a.generation, *map(tp, range(4))).answer) == [0, 1]
+    service.pass_time(0.9)
+    service.beat("a", a.generation)
+    service.pass_time(0.2)
+    assert set(service.log.machine.groups["g"].members) == {"a"}
+
+
+def test_who_is_heard_of_in_time_is_not_thrown_out(service: Service) -> None:
+    """The eviction waits for a step that is under way, and the member turns out to live."""
+    a = service.join("a", "t", session_timeout_ms=1000)
+    service.pass_time(0.95)
+    service.held = True
+    joining = service.ask(JoinGroup(group="g", member="b", topics=("t",)))
+    service.pass_time(0.1)
+    service.beat("a", a.generation, *map(tp, range(4)))
+    service.held = False
+    service.commit()
+    service.pass_time(0.1)
+    assert set(service.log.machine.groups["g"].members) == {"a", "b"}
+    assert isinstance(joining.answer, Assignment)
+
+
 def test_a_broken_connection_ends_a_session_after_the_grace(service: Service) -> None:
     a = service.join("a", "t", client=7)
     b = service.join("b", "t", client=8)
