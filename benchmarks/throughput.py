@@ -7,7 +7,7 @@ before every acknowledgement. Per size of record and number of partitions:
 
 ``send``        one call per record, then ``flush``; the clock stops when the last one is acknowledged
 ``send_many``   columns of 10,000 records per call, then ``flush``
-``records``     the whole topic from its beginning by ``poll``, in a new consumer
+``records``     the whole topic from its beginning by ``poll``
 ``arrow``       the same by ``poll_arrow``
 
 Each is the median of several rounds. ``cpu_us`` is what this process
