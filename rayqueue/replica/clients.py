@@ -36,7 +36,7 @@ _READ, _WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
 _BUFFER_BYTES = 64 * 1024
 _JOIN_BYTES = 64 * 1024
 _HOPELESS = 4
-"""How many times the limit of its queue a client may owe us before it is hung up on."""
+"""How many times the limit of its queue, and the largest answer, may wait for a client before it is hung up on."""
 THE_CONNECTION = 0
 """A FAILED frame with this number is about the connection, not about a request."""
 
@@ -86,6 +86,9 @@ class Clients:
         self._written_to: dict[_Client, None] = {}
         self._half_read: dict[_Client, None] = {}
         self._budget_bytes = settings.turn_read_bytes
+        self._hopeless_bytes = _HOPELESS * (
+            settings.client_queue_bytes + max(settings.max_fetch_bytes, max_frame_bytes)
+        )
         self._selector: selectors.BaseSelector | None = None
         self._refused = 0
         self._hung_up = 0
@@ -238,7 +241,7 @@ class Clients:
         stream.write(out, size_bytes)
         queued_bytes = stream.queued_bytes
         if queued_bytes > self._settings.client_queue_bytes:
-            if queued_bytes > _HOPELESS * self._settings.client_queue_bytes:
+            if queued_bytes > self._hopeless_bytes:
                 raise TransportError(f"it does not take its answers: {queued_bytes} bytes wait")
             client.deaf = True
         self._watch(client)

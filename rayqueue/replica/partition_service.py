@@ -198,8 +198,6 @@ class PartitionService:
         if not follower:
             self._replica.check_leads()
         settings = self._settings
-        if self._replica.is_full(client):
-            raise QueueFullError("this client does not take what it was answered; fetch less at a time")
         wait_s = min(wanted.max_wait_ms, settings.max_fetch_wait_ms) / 1000
         deadline_s = time.monotonic() + wait_s if wait_s else 0.0
         max_bytes = min(wanted.max_bytes, settings.max_fetch_bytes)
@@ -210,6 +208,9 @@ class PartitionService:
         end = self._tail.end
         if any(offset > end for _, offset in fetch.cursors):
             self._past_end(fetch)
+            return
+        if self._replica.is_full(fetch.client):
+            self._fail(fetch, _not_taken())
             return
         key = (fetch.cursors, fetch.max_bytes)
         known = self._answers.get(key)
@@ -281,6 +282,8 @@ class PartitionService:
         def done(result: Any) -> None:
             if isinstance(result, RayQueueError):
                 self._fail(fetch, result)
+            elif result and self._replica.is_full(fetch.client):
+                self._fail(fetch, _not_taken())
             elif result:
                 self._answer(fetch, result)
             else:
@@ -394,6 +397,10 @@ def _told(result: Any) -> Any:
             return None
         case _:
             return result  # an error
+
+
+def _not_taken() -> QueueFullError:
+    return QueueFullError("this client does not take what it was answered; fetch less at a time")
 
 
 def _ignore(_: Any) -> None:
