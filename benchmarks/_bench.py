@@ -58,6 +58,7 @@ class Bench:
         self.quick: bool = options.quick
         self.plot: bool = options.plot
         self.figures: Figures = {}
+        self._words: dict[str, str] = {}
         self._json: bool = options.json
         self._data_dir: Path | None = options.data_dir
         self._console = Console(quiet=self._json, highlight=False, width=None if sys.stdout.isatty() else 120)
@@ -67,6 +68,10 @@ class Bench:
 
     def add(self, **figures: float) -> None:
         self.figures |= figures
+
+    def note(self, **words: str) -> None:
+        """What is not a figure and belongs to them."""
+        self._words |= words
 
     @contextmanager
     def data_dir(self) -> Iterator[Path]:
@@ -107,6 +112,7 @@ class Bench:
         self._console.print(f"{machine}; load average {self._load_before:.1f} before, {load_after:.1f} after")
         line: dict[str, Any] = {"benchmark": self.name, "quick": self.quick, "machine": machine}
         line |= {"load_average_before": round(self._load_before, 2), "load_average_after": round(load_after, 2)}
+        line |= self._words
         line |= {name: float(f"{value:.4g}") for name, value in self.figures.items()}
         sys.stdout.write(json.dumps(line) + "\n")
 
