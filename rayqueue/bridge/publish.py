@@ -42,6 +42,7 @@ from rayqueue.client.router import GroupRoute
 from rayqueue.config import MIB
 from rayqueue.errors import (
     BridgeError,
+    DataLossError,
     InvalidInputError,
     ProducerFencedError,
     SequenceGapError,
@@ -58,6 +59,8 @@ _GROUP = "decisions"
 _INLINE_BYTES = MIB // 2
 _IMPOSSIBLE = 2**62
 _TRIM_BYTES = 32 * MIB
+_MAX_OVERTAKEN = 1000
+"""Decisions of others that one attempt follows."""
 
 
 class Target(msgspec.Struct, frozen=True, array_like=True):
@@ -108,13 +111,17 @@ class Publisher:
     async def _publish(self, batch_id: int, pieces: Sequence[Piece]) -> None:
         if not self._loaded:
             await self._load()
-        last = self._last
-        if last is not None and last.number > self._done:
-            await self._carry_out(last, resume=True)
-        if last is not None and batch_id <= last.decision.batch_id:
-            return
-        decided, mine = await self._decide(batch_id, pieces)
-        await self._carry_out(decided, resume=not mine)
+        for _ in range(_MAX_OVERTAKEN):
+            last = self._last
+            if last is not None and last.number > self._done:
+                await self._carry_out(last, resume=True)
+            if last is not None and batch_id <= last.decision.batch_id:
+                return
+            decided = await self._decide(batch_id, pieces)
+            if decided is not None:
+                await self._carry_out(decided, resume=False)
+                return
+        raise StaleWriterError(f"other runs of {self._writer!r} decide faster than this one", batch_id=batch_id)
 
     # -- deciding --------------------------------------------------------------------------
 
@@ -124,11 +131,8 @@ class Publisher:
         self._producer_id = producer_id_of(self._writer, info.topic_id)
         journal = await self._journal()
         bounds: Bounds = await journal.call(GetBounds())
-        position: Position | None = await journal.call(GetPosition(group=_GROUP))
-        start = bounds.start
-        if position is not None:
-            start = max(start, position.offsets.get(0, 0))
-            self._done = msgspec.msgpack.decode(position.metadata, type=int) if position.metadata else -1
+        position = await self._look_done(journal)
+        start = bounds.start if position is None else max(bounds.start, position.offsets.get(0, 0))
         wanted = Range(self._staging, info.topic_id, _JOURNAL, start, bounds.end)
         async for batch in self._batches(wanted):
             header = BatchHeader.parse(batch.payload)
@@ -136,8 +140,15 @@ class Publisher:
                 self._last = Decided(header.sequence, batch.base_offset, _decision(batch.payload))
         self._loaded = True
 
-    async def _decide(self, batch_id: int, pieces: Sequence[Piece]) -> tuple[Decided, bool]:
-        """The decision for this batch, and whether it is this one."""
+    async def _look_done(self, journal: GroupRoute) -> Position | None:
+        """The number of the last decision that is known to be carried out, and where it is."""
+        position: Position | None = await journal.call(GetPosition(group=_GROUP))
+        done = -1 if position is None or not position.metadata else msgspec.msgpack.decode(position.metadata, type=int)
+        self._done = max(self._done, done)
+        return position
+
+    async def _decide(self, batch_id: int, pieces: Sequence[Piece]) -> Decided | None:
+        """The decision for this batch; None if another one has this number, which is the last one known then."""
         number = 0 if self._last is None else self._last.number + 1
         decision = Decision(batch_id, secrets.token_bytes(8), await self._targets(pieces), await self._small(pieces))
         payload = RecordBatch.encode(
@@ -152,16 +163,18 @@ class Publisher:
         except (SequenceGapError, ProducerFencedError) as error:
             self._loaded = False
             raise StaleWriterError(f"staging topic {self._staging!r} is not the one of this writer: {error}") from error
-        if written.base_offset is None:
-            self._loaded = False
-            raise self._stale(batch_id)
+        there: Decision | None = decision
         if written.duplicate:
-            decision = await self._read_decision(written.base_offset)
-            if decision.batch_id != batch_id:
-                self._loaded = False
-                raise self._stale(batch_id)
-        self._last = Decided(number, written.base_offset, decision)
-        return self._last, not written.duplicate
+            there = None if written.base_offset is None else await self._read_decision(written.base_offset)
+        if written.base_offset is None or there is None:  # so far behind that it is forgotten, or trimmed
+            await self._load()
+            return None
+        self._last = Decided(number, written.base_offset, there)
+        if there.token == decision.token:
+            return self._last
+        # Spark commits in whichever of its Python processes is free, so this may be an older batch of this very run.
+        await self._look_done(journal)
+        return None
 
     async def _targets(self, pieces: Iterable[Piece]) -> tuple[Target, ...]:
         wanted = sorted({TopicPartition(piece.topic, piece.partition) for piece in pieces})
@@ -186,17 +199,14 @@ class Publisher:
         ]
         return (*moved, *(piece for piece in pieces if piece.stage >= 0))
 
-    async def _read_decision(self, offset: int) -> Decision:
-        async for batch in self._batches(Range(self._staging, 0, _JOURNAL, offset, offset + 1)):
-            return _decision(batch.payload)
-        raise BridgeError(f"the decision at {offset} of {self._staging!r} is gone")
-
-    def _stale(self, batch_id: int) -> StaleWriterError:
-        return StaleWriterError(
-            f"batch {batch_id} of {self._writer!r} comes after another run of this query has written a later one: "
-            "is the query running twice?",
-            batch_id=batch_id,
-        )
+    async def _read_decision(self, offset: int) -> Decision | None:
+        """None if it is trimmed: then it was carried out."""
+        try:
+            async for batch in self._batches(Range(self._staging, 0, _JOURNAL, offset, offset + 1)):
+                return _decision(batch.payload)
+        except DataLossError:
+            return None
+        raise BridgeError(f"there is no decision at {offset} of {self._staging!r}")
 
     # -- carrying out ----------------------------------------------------------------------
 

@@ -190,14 +190,45 @@ def test_two_drivers_at_the_same_time_follow_one_decision(queue: Any) -> None:
     assert found(queue) == Counter(values_of(1) + values_of(2))
 
 
-def test_a_driver_that_was_overtaken_must_stop(queue: Any) -> None:
+def test_batches_that_are_committed_by_changing_processes(queue: Any) -> None:
+    """Spark commits in whichever of its Python processes is free."""
+    processes = [publisher(queue) for _ in range(3)]
+    for batch_id in range(50):
+        process = processes[batch_id * 7 % 3 if batch_id < 40 else 0]
+        process.publish(batch_id, stage(queue, values_of(batch_id, count=5)))
+    processes[1].publish(50, stage(queue, values_of(50, count=5)))  # far behind
+    assert found(queue) == Counter(value for batch_id in range(51) for value in values_of(batch_id, count=5))
+
+
+def test_a_driver_that_was_overtaken_changes_nothing(queue: Any) -> None:
     old, new = publisher(queue), publisher(queue)
     old.publish(0, stage(queue, values_of(0)))
     for batch_id in (0, 1, 2):
         new.publish(batch_id, stage(queue, values_of(batch_id, run=1)))
-    with pytest.raises(StaleWriterError):
-        old.publish(7, stage(queue, values_of(7)))
+    for batch_id in (1, 2):
+        old.publish(batch_id, stage(queue, values_of(batch_id)))
     assert found(queue) == Counter(values_of(0) + values_of(1, 1) + values_of(2, 1))
+
+
+def test_a_copy_by_a_driver_that_was_overtaken_is_refused(queue: Any) -> None:
+    old, new = publisher(queue), publisher(queue)
+    old.publish(0, stage(queue, values_of(0)))
+    stuck = old._last
+    assert stuck is not None
+    for batch_id in (0, 1):
+        new.publish(batch_id, stage(queue, values_of(batch_id, run=1)))
+    before = found(queue)
+    with pytest.raises(StaleWriterError):  # it was paused in the middle of batch 0's copy, and wakes up now
+        queue.io.call(old._carry_out(stuck, resume=True))
+    assert found(queue) == before
+
+
+def test_a_writer_whose_staging_topic_was_changed_under_it(queue: Any) -> None:
+    writer = publisher(queue)
+    writer.publish(0, stage(queue, values_of(0)))
+    queue.partitions[TopicPartition(STAGING, 0)].forget_producers()
+    with pytest.raises(StaleWriterError, match="not the one"):
+        writer.publish(1, stage(queue, values_of(1)))
 
 
 def test_lost_leaders_on_the_way(queue: Any) -> None:
