@@ -42,6 +42,7 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._schema = arrow_schema_of(schema)
         self._stop_at: dict[TopicPartition, int] | None = None
         self._pinned: set[TopicPartition] = set()
+        self._told: dict[TopicPartition, int] = {}
 
     # -- offsets ---------------------------------------------------------------------------
 
@@ -59,6 +60,8 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         bounds = lookup.bounds(self._partitions(infos))
         self._pin(lookup, list(bounds))
         begin = decode_offset(start, infos)
+        # Spark asks for the next batch when the one before is through, and calls commit only if there is a next one.
+        self._tell(lookup, infos, begin)
         ends = {each: limits.end for each, limits in bounds.items()}
         if self._stop_at is not None:
             # What was not there when the query began is for the next one.
@@ -144,14 +147,11 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # -- progress --------------------------------------------------------------------------
 
     def commit(self, end: Offset) -> None:
-        """Spark is through with all before ``end``: tell the group, for whoever looks at its lag."""
-        group = self._options.group
-        if group is None:
-            return
-        lookup = self._lookup()
-        infos = lookup.topics(self._options.read.topics)
-        lanes = {name: info.settings.lanes for name, info in infos.items()}
-        lookup.commit(group, decode_offset(end, infos), lanes)
+        """Spark is through with all before ``end``."""
+        if self._options.group is not None:
+            lookup = self._lookup()
+            infos = lookup.topics(self._options.read.topics)
+            self._tell(lookup, infos, decode_offset(end, infos))
 
     def stop(self) -> None:
         pass
@@ -167,6 +167,14 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _lookup(self) -> Lookup:
         return Lookup(connected(self._options.read.where))
+
+    def _tell(self, lookup: Lookup, infos: Mapping[str, TopicInfo], offsets: Mapping[TopicPartition, int]) -> None:
+        """Tell the group how far this is, for whoever looks at its lag."""
+        news = {each: offset for each, offset in offsets.items() if self._told.get(each, -1) < offset}
+        if self._options.group is not None and news:
+            lanes = {name: info.settings.lanes for name, info in infos.items()}
+            lookup.commit(self._options.group, news, lanes)
+            self._told.update(news)
 
     def _pin(self, lookup: Lookup, partitions: Sequence[TopicPartition]) -> None:
         group = self._options.group

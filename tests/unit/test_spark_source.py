@@ -323,8 +323,10 @@ def test_progress_is_the_groups_position_in_every_lane(queue: Any) -> None:
     reader.commit(offsets(p0=40, p1=0))
     position = queue.partitions[P0].log.partition.position("billing")
     assert (position.offsets, position.pinned) == ({0: 40, 1: 40}, True)
-    stream().commit(offsets(p0=50))  # without a group: nothing to tell
-    assert queue.partitions[P0].log.partition.position("billing").offsets == {0: 40, 1: 40}
+    reader.latestOffset(offsets(p0=70, p1=0), ReadAllAvailable())  # what is before the next batch is through
+    assert queue.partitions[P0].log.partition.position("billing").offsets == {0: 70, 1: 70}
+    stream().commit(offsets(p0=90))  # without a group: nothing to tell
+    assert queue.partitions[P0].log.partition.position("billing").offsets == {0: 70, 1: 70}
 
 
 # -- what must be installed ---------------------------------------------------------------------
