@@ -151,6 +151,20 @@ def test_bounds_may_come_and_go() -> None:
     leader.propose(batch(1))
 
 
+def test_the_slowest_in_bytes_may_be_another_group_than_in_records() -> None:
+    log = Log(PartitionSettings(lanes=2))
+    many, large = batch(10), RecordBatch.encode([b"x" * 5000], timestamps=1, lane=1)
+    log.apply(many)
+    log.apply(large)
+    log.apply(commit_command("a", 1, {1: 11}))
+    log.apply(commit_command("b", 1, {0: 11}))
+    assert log.partition.backlog() == Backlog(10, len(large))
+    log.apply(commit_command("b", 1, {1: 11}))
+    assert log.partition.backlog() == Backlog(10, len(many))
+    log.apply(commit_command("a", 1, {0: 11}))
+    assert log.partition.backlog() == Backlog(0, 0)
+
+
 def test_asking_costs_nothing_while_no_group_moves(monkeypatch: pytest.MonkeyPatch) -> None:
     leader = Leader(PartitionSettings(max_backlog_records=10**6, lanes=3))
     for number in range(30):

@@ -11,9 +11,11 @@ from rayqueue.partition import (
     bounds,
     offset_for_time,
     read,
+    read_lanes,
     retention_point,
     trim_command,
 )
+from rayqueue.protocol.data import ANY_LANE, Cursor
 from rayqueue.records import RecordBatch
 from tests.unit.partition_log import Log, batch
 
@@ -74,6 +76,26 @@ def test_lanes_have_their_own_way_through_the_log() -> None:
     for lane in (-1, 256):
         with pytest.raises(InvalidInputError):
             bases(log, 0, lane=lane)
+
+
+def test_a_lane_before_the_start_is_out_of_range_only_if_it_lost_something() -> None:
+    log = Log(PartitionSettings(lanes=3))
+    log.apply(batch(2, lane=1))
+    log.apply(batch(4))
+    log.apply(batch(1, lane=2))
+    log.apply(trim_command(4))  # within the second batch
+
+    def found(lane: int, offset: int) -> list[int]:
+        with log.snapshot() as snapshot:
+            return [fetched.base_offset for fetched in read_lanes(snapshot, [Cursor(lane, offset)], MUCH)]
+
+    assert found(2, 0) == [6]  # nothing was ever in lane 2 before that
+    assert found(1, 2) == []
+    assert found(0, 4) == [2]
+    for lane, offset in ((0, 3), (0, 0), (1, 1), (ANY_LANE, 3)):
+        with pytest.raises(OffsetOutOfRangeError) as caught:
+            found(lane, offset)
+        assert caught.value.details == {"offset": offset, "lane": lane, "start": 4, "end": 7}
 
 
 def test_a_partition_without_lanes_is_lane_zero() -> None:
