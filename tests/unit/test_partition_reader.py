@@ -140,7 +140,7 @@ def test_a_missing_entry_or_row_is_damage() -> None:
     log.apply(batch())
     log.apply(batch())
     log.store.sync()
-    del log.store.disk.entries[log.partition.locate(1)]  # type: ignore[arg-type]
+    del log.store.disk.entries[log.partition.locate(1)]
     with log.snapshot() as snapshot, pytest.raises(DamagedLogError):
         read(snapshot, 0, MUCH)
     log.store.disk.tables[Table.OFFSETS].remove(bytes(8))

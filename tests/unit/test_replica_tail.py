@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from rayqueue.ids import Offset
 from rayqueue.partition import Fetched
+from rayqueue.protocol.data import Cursor
 from rayqueue.replica.tail import Tail
 
 LIMIT_BYTES = 40
@@ -48,6 +49,36 @@ def test_reads_what_was_appended(made: list[tuple[int, int, int, bool]], max_byt
             assert tail.read(offset, max_bytes, lane) is None
         else:
             assert tail.read(offset, max_bytes, lane) == expected(log, offset, max_bytes, lane)
+
+
+@given(batches, st.integers(0, 120), st.dictionaries(st.integers(0, 3), st.integers(0, 200), min_size=1))
+def test_reads_by_lane(made: list[tuple[int, int, int, bool]], max_bytes: int, ahead: dict[int, int]) -> None:
+    """As from a log that forgets nothing, or not at all; and it knows without reading whether there is anything."""
+    tail = Tail(BEGIN, LIMIT_BYTES, {0: BEGIN})
+    log: list[tuple[Fetched, int]] = []
+    for number, (count, lane, size, sync) in enumerate(made):
+        batch = Fetched(tail.end, count, bytes([number]) * size)
+        log.append((batch, lane))
+        tail.append(batch.base_offset, batch.count, batch.payload, lane)
+        if sync:
+            tail.synced()
+    cursors = [Cursor(lane, min(BEGIN + offset, tail.end)) for lane, offset in ahead.items()]
+    wanted: list[Fetched] = []
+    left, fits = max_bytes, True
+    for lane, offset in sorted(cursors, reverse=True):
+        for batch, batch_lane in log:
+            if fits and batch_lane == lane and batch.base_offset + batch.count > offset:
+                left -= len(batch.payload)
+                fits = left >= 0 or not wanted
+                wanted += [batch] if fits else []
+    assert tail.has(cursors) == bool(wanted)
+    found = tail.read_lanes(cursors, max_bytes)
+    if found is None:
+        assert wanted[0].base_offset < tail.start
+        return
+    assert found == wanted[: len(found)]
+    assert bool(found) == bool(wanted)
+    assert len(found) == len(wanted) or wanted[len(found)].base_offset < tail.start
 
 
 def test_forgets_only_after_a_sync_and_only_what_is_too_much() -> None:
