@@ -92,6 +92,8 @@ class Join(msgspec.Struct, frozen=True, array_like=True, tag=True):
     client: str
     assignor: str
     session_timeout_ms: int
+    again: bool = False
+    """Only a member may wish for something else: ``UnknownMemberError`` if it is none any more."""
 
 
 class Release(msgspec.Struct, frozen=True, array_like=True, tag=True):

@@ -30,7 +30,7 @@ import msgspec
 
 from rayqueue.cluster.assignors import STRATEGIES, assign
 from rayqueue.cluster.commands import GroupChange, Join, Leave, Release
-from rayqueue.errors import GroupNotEmptyError, InvalidInputError, RayQueueError
+from rayqueue.errors import GroupNotEmptyError, InvalidInputError, RayQueueError, UnknownMemberError
 from rayqueue.log.store import LogStore, Table
 from rayqueue.protocol.calls import Assignment, Grant, GroupInfo, MemberInfo
 from rayqueue.protocol.topics import TopicPartition
@@ -176,6 +176,7 @@ class _Step:
         self.answers.append(refusal)
         if refusal is not None:
             return
+        wish = msgspec.structs.replace(wish, again=False)
         if not group.members:
             group.assignor = wish.assignor
         known = group.members.get(wish.member)
@@ -199,6 +200,8 @@ class _Step:
         self.aim = self._changed = True
 
     def _refusal(self, wish: Join) -> RayQueueError | None:
+        if wish.again and wish.member not in self.group.members:
+            return unknown_member(self.group.name, wish.member)
         if wish.assignor not in STRATEGIES:
             return InvalidInputError(
                 f"there is no assignor {wish.assignor!r}; there are {', '.join(STRATEGIES)}", key="assignor"
@@ -377,6 +380,10 @@ class Groups:
             group.owners[grant.topic_partition] = row.member
         if row.wish.instance is not None:
             group.instances[row.wish.instance] = row.member
+
+
+def unknown_member(group: str, member: str) -> UnknownMemberError:
+    return UnknownMemberError(f"group {group!r} has no member {member!r}; join again", group=group, member=member)
 
 
 def _member_key(group: str, member: str) -> bytes:

@@ -13,11 +13,11 @@ from typing import Any
 
 from rayqueue.cluster import commands
 from rayqueue.cluster.commands import ChangeGroup, Join, Leave, Release
-from rayqueue.cluster.groups import Group
+from rayqueue.cluster.groups import Group, unknown_member
 from rayqueue.cluster.machine import ClusterMachine
 from rayqueue.cluster.sessions import NEVER, Parked, Reply, Session, Sessions
 from rayqueue.config import ClusterSettings
-from rayqueue.errors import InvalidInputError, NotLeaderError, RayQueueError, UnknownMemberError
+from rayqueue.errors import InvalidInputError, NotLeaderError, RayQueueError
 from rayqueue.protocol.calls import Heartbeat, JoinGroup, LeaveGroup
 from rayqueue.protocol.topics import check_name
 
@@ -156,13 +156,22 @@ class Memberships:
 
     def _due_session(self, session: Session) -> None:
         if session.end_s <= self._now_s:
-            self._turn(session.group).leaves.setdefault(session.member, [])
-            self._sessions.retry_end(session, self._now_s + RETRY_S)
-            self._hurry(session.group, self._now_s)
+            self._end(session)
         parked = session.parked
         if parked is not None and parked.until_s <= self._now_s:
             session.parked = None
             parked.reply(self._machine.groups[session.group].assignment(session.member))
+
+    def _end(self, session: Session) -> None:
+        """Throw its member out, unless it is this coordinator that lets it wait: for the answer to a join."""
+        self._sessions.retry_end(session, self._now_s + RETRY_S)
+        turn = self._turns.get(session.group)
+        for each in (turn, turn.under_way) if turn is not None else ():
+            joining = each.joins.get(session.member) if each is not None else None
+            if joining is not None and joining.client is not None:
+                return
+        self._turn(session.group).leaves.setdefault(session.member, [])
+        self._hurry(session.group, self._now_s)
 
     # -- calls -------------------------------------------------------------------------------
 
@@ -175,9 +184,7 @@ class Memberships:
             self._deny(call, reply, lambda: self.heartbeat(self._now_s, client, call, reply))
             return
         self._sessions.heard(now_s, session, client)
-        turn = self._turns.get(call.group)
-        if turn is not None and turn.leaves.get(call.member) == []:
-            del turn.leaves[call.member]  # it was about to be thrown out, and is alive after all
+        self._spare(self._turns.get(call.group), call.member)
         if session.parked is not None:  # it has asked again: the older question is void
             older, session.parked = session.parked, None
             older.reply(group.assignment(call.member))
@@ -191,7 +198,12 @@ class Memberships:
         wait_s = min(call.wait_ms / 1000, session.timeout_s / 3)
         self._sessions.park(session, Parked(reply, call.generation, now_s + wait_s))
 
-    def _deny(self, call: Heartbeat | LeaveGroup, reply: Reply, known: Callable[[], None]) -> None:
+    def _spare(self, turn: _Turn | None, member: str) -> None:
+        """It was about to be thrown out, and is alive after all."""
+        if turn is not None and turn.leaves.get(member) == []:
+            del turn.leaves[member]
+
+    def _deny(self, call: JoinGroup | Heartbeat | LeaveGroup, reply: Reply, known: Callable[[], None]) -> None:
         """Say that there is no such member, which only a leader may. A deposed one would throw it out of its group."""
 
         def confirmed(result: Any) -> None:
@@ -203,7 +215,7 @@ class Memberships:
             elif isinstance(call, LeaveGroup):
                 reply(None)
             else:
-                reply(_unknown_member(call.group, call.member))
+                reply(unknown_member(call.group, call.member))
 
         self._confirm(confirmed)
 
@@ -216,7 +228,7 @@ class Memberships:
 
     def join(self, now_s: float, client: int, call: JoinGroup, reply: Reply) -> None:
         self._now_s = now_s
-        wish = self._wish(call)
+        wish = self._wish(call, call.generation > 0)
         group = self._machine.groups.get(call.group)
         self._check_room(call, group)
         known = None if group is None else group.members.get(call.member)
@@ -224,7 +236,11 @@ class Memberships:
         if session is not None:
             self._sessions.heard(now_s, session, client)
         turn = self._turns.get(call.group)
-        if group is not None and known is not None and known.wish == wish and turn is None:
+        self._spare(turn, call.member)
+        if wish.again and known is None and turn is None:
+            self._deny(call, reply, lambda: self.join(self._now_s, client, call, reply))
+            return
+        if group is not None and known is not None and known.wish == self._wish(call, False) and turn is None:
             reply(group.assignment(call.member))
             return
         turn = self._turn(call.group)
@@ -250,7 +266,7 @@ class Memberships:
                 "(cluster.max_group_members)"
             )
 
-    def _wish(self, call: JoinGroup) -> Join:
+    def _wish(self, call: JoinGroup, again: bool) -> Join:
         check_name("group", call.group)
         _check_id("member", call.member)
         if call.instance is not None:
@@ -264,7 +280,7 @@ class Memberships:
                 key="session_timeout_ms",
             )
         client = call.client[:MAX_CLIENT]
-        return Join(call.member, topics, call.instance, client, call.assignor, call.session_timeout_ms)
+        return Join(call.member, topics, call.instance, client, call.assignor, call.session_timeout_ms, again)
 
     def leave(self, now_s: float, call: LeaveGroup, reply: Reply) -> None:
         self._now_s = now_s
@@ -275,7 +291,7 @@ class Memberships:
             coming = turn.joins.pop(call.member, None)
             if coming is not None:
                 for each in coming.replies:
-                    each(_unknown_member(call.group, call.member))
+                    each(unknown_member(call.group, call.member))
             known = known or (turn.under_way is not None and call.member in turn.under_way.joins)
         if not known:
             self._deny(call, reply, lambda: self.leave(self._now_s, call, reply))
@@ -338,7 +354,7 @@ class Memberships:
         for member, joining in step.joins.items():
             answer: Any = refusals[member]
             if answer is None and (group is None or member not in group.members):
-                answer = _unknown_member(name, member)
+                answer = unknown_member(name, member)
             if answer is None and group is not None:
                 self._enter(group, member, joining)
                 answer = group.assignment(member)
@@ -375,7 +391,7 @@ class Memberships:
                 if group is None or member is None:
                     parked = self._sessions.close(session)
                     if parked is not None:
-                        parked.reply(_unknown_member(name, session.member))
+                        parked.reply(unknown_member(name, session.member))
                 elif session.parked is not None and member.changed_at > session.parked.generation:
                     parked, session.parked = session.parked, None
                     parked.reply(group.assignment(session.member))
@@ -389,7 +405,3 @@ def _waiting(step: _Turn) -> list[Reply]:
 def _check_id(kind: str, text: str) -> None:
     if not 1 <= len(text.encode("utf-8", "replace")) <= MAX_ID_BYTES or "\0" in text:
         raise InvalidInputError(f"a {kind} has 1 to {MAX_ID_BYTES} bytes and none of them is 0", key=kind)
-
-
-def _unknown_member(group: str, member: str) -> UnknownMemberError:
-    return UnknownMemberError(f"group {group!r} has no member {member!r}; join again", group=group, member=member)

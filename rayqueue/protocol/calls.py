@@ -268,6 +268,9 @@ class JoinGroup(Call, frozen=True, kw_only=True):
     assignor: str = "sticky"
     """``sticky``, ``range`` or ``roundrobin``. The group's first member decides; ``InvalidInputError`` for another."""
     session_timeout_ms: int = 2500
+    generation: int = 0
+    """As a member: of the newest ``Assignment`` that it has taken. ``UnknownMemberError`` if it is none any more;
+    with 0 it would be taken in again, and not learn at once that it has lost its grants."""
 
 
 class Heartbeat(Call, frozen=True, kw_only=True):

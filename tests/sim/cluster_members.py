@@ -135,6 +135,7 @@ class SimMember:
             topics=self.topics,
             instance=self.name if self.static else None,
             session_timeout_ms=SESSION_MS,
+            generation=self.generation if self.joined else 0,
         )
         member = self.member
         self.link.call(join, lambda result: self._awake(lambda: self._join_answered(member, join, result))())

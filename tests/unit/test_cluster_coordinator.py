@@ -244,6 +244,33 @@ def test_who_is_heard_of_in_time_is_not_thrown_out(service: Service) -> None:
     assert isinstance(joining.answer, Assignment)
 
 
+def test_a_member_that_waits_for_its_join_is_not_silent(service: Service) -> None:
+    a = service.join("a", "t", session_timeout_ms=1000)
+    service.held = True
+    joining = service.ask(JoinGroup(group="g", member="a", topics=(), generation=a.generation))
+    service.pass_time(3)
+    service.held = False
+    service.commit()
+    assert joining.answer.generation == a.generation + 1
+    service.pass_time(0.9)
+    assert "a" in service.log.machine.groups["g"].members
+
+
+def test_only_a_member_may_wish_for_something_else(service: Service) -> None:
+    a = service.join("a", "t", session_timeout_ms=1000)
+    again = JoinGroup(group="g", member="a", topics=("t",), generation=a.generation)
+    service.pass_time(2)
+    assert isinstance(service.ask(again).answer, UnknownMemberError)
+    service.join("b", "t", session_timeout_ms=1000)
+    service.held = True
+    asked = [service.ask(LeaveGroup(group="g", member="b")), service.ask(again)]
+    service.commit()
+    service.held = False
+    service.pass_time(0.1)
+    assert isinstance(asked[1].answer, UnknownMemberError)
+    assert not service.log.machine.groups["g"].members
+
+
 def test_a_broken_connection_ends_a_session_after_the_grace(service: Service) -> None:
     a = service.join("a", "t", client=7)
     b = service.join("b", "t", client=8)
