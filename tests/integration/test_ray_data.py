@@ -16,7 +16,7 @@ pytest.importorskip("pandas", reason="Ray Data needs pandas: scripts/setup insta
 import rayqueue
 from rayqueue.bridge.staging import SHARED
 from rayqueue.client.connection import RayQueue
-from rayqueue.data import TopicSink, follow_topic, read_topic
+from rayqueue.data import TopicSink, follow_topic, read_topic, source
 from rayqueue.data.source import replica_nodes
 from rayqueue.errors import DataLossError, InvalidInputError
 from rayqueue.protocol.calls import GetBounds, GetPosition, Trim
@@ -78,18 +78,24 @@ def test_ranges_columns_and_nothing(rq: RayQueue) -> None:
         read_topic(rq, "orders", columns=["price"])
 
 
-def test_tasks_run_where_a_replica_is(rq: RayQueue) -> None:
+def test_tasks_run_where_a_replica_is(rq: RayQueue, monkeypatch: pytest.MonkeyPatch) -> None:
     places = [TopicPartition("orders", number) for number in range(2)]
     homes = replica_nodes(rq, places)
     assert len({node for nodes in homes.values() for node in nodes}) == 2, "both replicas are on one node"
+    original = source._reader
 
-    def with_node(table: pa.Table) -> pa.Table:
-        node = ray.get_runtime_context().get_node_id()
-        return table.append_column("node", pa.array([node] * len(table)))
+    def reader_that_tells_its_node(*arguments: Any) -> Any:
+        def blocks() -> Iterator[pa.Table]:
+            node = ray.get_runtime_context().get_node_id()
+            for block in original(*arguments)():
+                yield block.set_column(block.schema.get_field_index("topic"), "topic", pa.array([node] * len(block)))
 
-    # Fused with the read, so it says where the read ran.
-    rows = read_topic(rq, "orders", columns=["partition"]).map_batches(with_node, batch_format="pyarrow").take_all()
-    ran = {(row["partition"], row["node"]) for row in rows}
+        return blocks
+
+    monkeypatch.setattr(source, "_reader", reader_that_tells_its_node)
+    rows = read_topic(rq, "orders", columns=["partition", "topic"]).take_all()
+    assert len(rows) == ROWS
+    ran = {(row["partition"], row["topic"]) for row in rows}
     assert ran == {(place.partition, homes[place][0]) for place in places}
 
 
