@@ -126,7 +126,7 @@ class RaftEngine(Elections):
         """True if another step would make progress without any event or passing of time."""
         if self.store.damaged is not None or self._disk_full:
             return False
-        if self._proposals or self._confirms:
+        if self._proposals:
             return True  # made after the step, by what runs then: retention, the coordinator's clock
         return self.applied < self.commit or (self.is_leader and self._only_voter and self.commit < self._durable)
 
