@@ -78,6 +78,27 @@ def test_lanes_have_their_own_way_through_the_log() -> None:
             bases(log, 0, lane=lane)
 
 
+def test_the_highest_lane_comes_first_over_the_whole_backlog() -> None:
+    log = Log(PartitionSettings(lanes=3))
+    for lane in (0, 2, 1, 0, 2):
+        log.apply(batch(2, lane=lane))
+    size = len(batch(2))
+
+    def found(max_bytes: int, *cursors: tuple[int, int]) -> list[int]:
+        with log.snapshot() as snapshot:
+            fetched = read_lanes(snapshot, [Cursor(*cursor) for cursor in cursors], max_bytes)
+        return [batch.base_offset for batch in fetched]
+
+    everything = ((0, 0), (1, 0), (2, 0))
+    assert found(MUCH, *everything) == found(MUCH, *reversed(everything)) == [2, 8, 4, 0, 6]
+    assert found(0, *everything) == [2]
+    assert found(3 * size, *everything) == [2, 8, 4]
+    assert found(MUCH, (0, 1), (1, 6), (2, 4)) == [8, 0, 6]
+    assert found(MUCH, (0, 2), (1, 10), (2, 10)) == [6]
+    assert found(MUCH, (0, 10), (1, 10), (2, 10)) == []
+    assert found(MUCH, (ANY_LANE, 3)) == [2, 4, 6, 8]
+
+
 def test_a_lane_before_the_start_is_out_of_range_only_if_it_lost_something() -> None:
     log = Log(PartitionSettings(lanes=3))
     log.apply(batch(2, lane=1))
