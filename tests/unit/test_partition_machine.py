@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -278,7 +279,7 @@ def test_settings_change_by_command_only() -> None:
 
 
 @pytest.mark.parametrize("wrong", [{"lanes": 0}, {"lanes": 256}, {"max_producers": 0}, {"dedupe_window": 0}])
-def test_impossible_settings(wrong: dict[str, int]) -> None:
+def test_impossible_settings(wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigError) as caught:
         PartitionSettings(**wrong)
     assert caught.value.details["key"] in wrong

@@ -212,7 +212,7 @@ def test_every_kind_of_buffer(kind: Any) -> None:
 def test_a_batch_stamped_later_is_the_batch_stamped_at_once(compression: Compression) -> None:
     values = [b"x" * 100] * 50
     plain = RecordBatch.encode(values, timestamps=7, lane=2, compression=compression)
-    stamp = {"producer_id": 2**40, "sequence": 2**33, "epoch": 9}
+    stamp: dict[str, Any] = {"producer_id": 2**40, "sequence": 2**33, "epoch": 9}
     stamped = RecordBatch.encode(values, timestamps=7, lane=2, compression=compression, **stamp)
     assert with_producer(plain, **stamp) == stamped
     assert with_producer(stamped, 0, 0, 0) == plain
