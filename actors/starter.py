@@ -14,6 +14,8 @@ starts the cluster.
 from __future__ import annotations
 
 import logging
+import os
+import threading
 import time
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
@@ -38,6 +40,8 @@ _log = logging.getLogger(__name__)
 LOOK_S = 60.0
 """How long the nodes of a Ray that has just started may take to run their first task."""
 
+_UNUSED_S = 60.0
+_LINGER_S = 2.0
 _SETTLE_S = 20.0
 _LOOK_AGAIN_S = 0.2
 _ASK_S = 2.0
@@ -47,14 +51,31 @@ _ENOUGH_FOR_MANY = 3
 
 @ray.remote(num_cpus=0, max_restarts=0)
 class StarterActor:
-    """Lives for as long as the one who made it; whoever else waits for it then tries for himself."""
+    """Detached, so that it outlives the one who made it, whom others may wait for; it ends when nobody wants it.
+
+    Not by Ray's count of references: with two drivers that make and drop it at the same time, each new one was
+    cancelled before it ran, again and again.
+    """
+
+    def __init__(self) -> None:
+        self._end = self._end_after(_UNUSED_S)
 
     def start(self, settings: Settings) -> RayQueueError | None:
+        self._end.cancel()
         try:
             start_cluster(settings)
         except RayQueueError as error:
             return error
+        finally:
+            self._end = self._end_after(_LINGER_S)
         return None
+
+    @staticmethod
+    def _end_after(seconds: float) -> threading.Timer:
+        timer = threading.Timer(seconds, os._exit, [0])
+        timer.daemon = True
+        timer.start()
+        return timer
 
 
 def start_cluster(settings: Settings) -> None:
@@ -70,8 +91,15 @@ def start_cluster(settings: Settings) -> None:
     if not cluster.complete:
         _settle(settings, homes.values(), cluster)
     homes = _wait_for_majority(settings, cluster, homes, deadline_s)
-    started = _start_coordinators(settings, cluster, homes)
-    _wait_until_led(started, cluster, deadline_s)
+    started: dict[NodeId, Any] = {}
+    found: dict[NodeId, Any] = {}
+    try:
+        _start_coordinators(settings, cluster, homes, started, found)
+        _wait_until_led(started | found, cluster, deadline_s)
+    except BaseException:
+        for handle in started.values():  # nobody would use them, and whoever tries again starts his own
+            ray.kill(handle, no_restart=True)
+        raise
     if not cluster.complete:
         complete = ClusterManifest(cluster.cluster_id, cluster.coordinators, complete=True)
         _settle(settings, homes.values(), complete)
@@ -157,8 +185,14 @@ def _wait_for_majority(
     return homes
 
 
-def _start_coordinators(settings: Settings, cluster: ClusterManifest, homes: Mapping[str, Home]) -> dict[NodeId, Any]:
-    started: dict[NodeId, Any] = {}
+def _start_coordinators(
+    settings: Settings,
+    cluster: ClusterManifest,
+    homes: Mapping[str, Home],
+    started: dict[NodeId, Any],
+    found: dict[NodeId, Any],
+) -> None:
+    """Those whose nodes are there. ``found`` are those that run already."""
     for node, broker in cluster.coordinators.items():
         here = homes.get(broker)
         if here is not None:
@@ -174,8 +208,7 @@ def _start_coordinators(settings: Settings, cluster: ClusterManifest, homes: Map
             try:
                 started[node] = start_coordinator(spec, ray_node_id=here.ray_node)
             except ValueError:  # the name is taken: it runs already
-                started[node] = ray.get_actor(actor_name(COORDINATOR, node), settings.namespace)
-    return started
+                found[node] = ray.get_actor(actor_name(COORDINATOR, node), settings.namespace)
 
 
 def _wait_until_led(started: Mapping[NodeId, Any], cluster: ClusterManifest, deadline_s: float) -> None:

@@ -24,7 +24,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import ray
-from ray.exceptions import GetTimeoutError, RayActorError
+from ray.exceptions import GetTimeoutError, RayActorError, RaySystemError
 from typing_extensions import Self
 
 from rayqueue.actors.names import COORDINATOR_PREFIX, STARTER
@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 _DIAL_S = 1.0
+_LOOK_AGAIN_S = 0.1
 _MARGIN_S = 90.0
 
 
@@ -387,16 +388,18 @@ def _find_or_start(rq: RayQueue, *, create: bool, own_ray: bool) -> None:
 def _start_by_actor(settings: Settings, deadline_s: float) -> None:
     from rayqueue.actors.starter import StarterActor
 
-    starter = StarterActor.options(  # type: ignore[attr-defined]
-        name=STARTER, namespace=settings.namespace, get_if_exists=True
-    ).remote()
+    problem: RayQueueError | None
     try:
-        problem: RayQueueError | None = ray.get(
-            starter.start.remote(settings), timeout=max(1.0, deadline_s - time.monotonic())
-        )
-    except RayActorError:
-        return  # it was somebody else's, who is gone: look again
+        starter = StarterActor.options(  # type: ignore[attr-defined]
+            name=STARTER, namespace=settings.namespace, get_if_exists=True, lifetime="detached"
+        ).remote()
+        problem = ray.get(starter.start.remote(settings), timeout=max(1.0, deadline_s - time.monotonic()))
     except GetTimeoutError:
         raise ClusterStartError("the cluster was not started in time", missing=[]) from None
+    except (RayActorError, RaySystemError, ValueError) as error:
+        # It was somebody else's, and went in this very moment. ValueError: between being found and being asked for.
+        _log.info("starting the cluster is tried again: %s", error)
+        time.sleep(_LOOK_AGAIN_S)
+        return
     if problem is not None:
         raise problem

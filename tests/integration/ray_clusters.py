@@ -81,7 +81,7 @@ def ray_cluster(*brokers: str) -> Iterator[RayCluster]:
 
 
 def run_driver(code: str, *arguments: str | Path, timeout_s: float = 90.0) -> str:
-    """Another program, to its end. What it printed."""
+    """Another program, to its end. The last line that it printed; Ray may have had something to say before."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
         [sys.executable, "-c", code, *map(str, arguments)],
@@ -93,4 +93,4 @@ def run_driver(code: str, *arguments: str | Path, timeout_s: float = 90.0) -> st
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    return done.stdout
+    return done.stdout.rstrip().rpartition("\n")[2]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import pickle  # noqa: TID251  # Ray pickles handles: what comes out must still work
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import rayqueue
 from rayqueue.actors.nodes import found_actors
 from rayqueue.config import Settings
 from rayqueue.errors import ClosedError, ClusterNotFoundError, ConfigError, RayQueueError, TopicExistsError
+from rayqueue.testing import wait_for
 from tests.integration.ray_clusters import RayCluster, ray_cluster, run_driver
 
 pytestmark = pytest.mark.timeout(180)
@@ -22,7 +24,8 @@ pytestmark = pytest.mark.timeout(180)
 _STARTS_AND_EXITS = """
 import sys, rayqueue
 rq = rayqueue.connect(sys.argv[1], namespace="left", data_dir=sys.argv[2])
-rq.create_topic("left", replication=1)
+rq.create_topic("left", replication=1, if_missing=True)
+print(rq.cluster().cluster_id)
 """
 
 _LISTS = """
@@ -105,7 +108,7 @@ def test_connects_in_driver_task_actor_and_async_actor(rq: rayqueue.RayQueue) ->
 
 
 def test_a_second_program_finds_it_by_address(one_node: RayCluster, rq: rayqueue.RayQueue) -> None:
-    assert run_driver(_LISTS, one_node.address, "rayqueue") == "['orders']\n"
+    assert run_driver(_LISTS, one_node.address, "rayqueue") == "['orders']"
 
 
 def test_handles_share_connections_and_say_what_they_are(rq: rayqueue.RayQueue, one_node: RayCluster) -> None:
@@ -126,23 +129,14 @@ def test_nothing_is_started_unless_wanted(rq: rayqueue.RayQueue) -> None:
         rayqueue.connect("127.0.0.1:1")
 
 
-def test_two_that_connect_at_once_start_one_cluster(one_node: RayCluster, tmp_path: Path) -> None:
-    @ray.remote(num_cpus=0)
-    def start(data_dir: Path) -> str:
-        return rayqueue.connect(namespace="twice", data_dir=data_dir).cluster().cluster_id
-
-    first, second, third = ray.get([start.remote(tmp_path) for _ in range(3)])
-    assert first == second == third
-    found = rayqueue.connect(namespace="twice", create=False)
-    assert found.cluster().cluster_id == first
-    found.shutdown()
-    assert found_actors("twice") == set()
-
-
-def test_the_queue_outlives_the_driver_and_shutdown_keeps_its_data(one_node: RayCluster, tmp_path: Path) -> None:
-    run_driver(_STARTS_AND_EXITS, one_node.address, tmp_path)
+def test_the_queue_outlives_its_drivers_of_whom_one_started_it_and_shutdown_keeps_its_data(
+    one_node: RayCluster, tmp_path: Path
+) -> None:
+    with ThreadPoolExecutor(2) as both:  # at once
+        told = list(both.map(lambda _: run_driver(_STARTS_AND_EXITS, one_node.address, tmp_path), range(2)))
     left = rayqueue.connect(namespace="left", create=False)
     before = left.cluster()
+    assert told == [before.cluster_id] * 2
     assert names(left) == ["left"]
     assert left.topic("left").partitions[0].leader == "b1"
     left.shutdown()
@@ -160,8 +154,7 @@ def test_a_data_directory_of_another_namespaces_cluster_is_locked(rq: rayqueue.R
     settings = Settings(data_dir=rq.settings.data_dir, cluster={"start_timeout_ms": 3000})
     with pytest.raises(RayQueueError):
         rayqueue.connect(namespace="thief", settings=settings)
-    for name in found_actors("thief"):
-        ray.kill(ray.get_actor(name, "thief"))
+    wait_for(lambda: not found_actors("thief"), "nothing to be left of it", 20.0)
     with pytest.raises(TopicExistsError):
         rq.create_topic("orders")
 
@@ -170,5 +163,5 @@ def test_embedded_ray_ends_with_its_process_and_data_does_not(tmp_path: Path, mo
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))  # whoever else runs a Ray here is not found
     first = run_driver(_EMBEDDED, tmp_path / "data")
-    assert first.endswith("['kept']\n")
+    assert first.endswith("['kept']")
     assert run_driver(_EMBEDDED, tmp_path / "data") == first
