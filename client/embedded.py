@@ -32,6 +32,9 @@ RAY_SYSTEM_SETTINGS = {
     # and looks at its list of such calls at this interval: 1 to 2 seconds by default.
     "timeout_ms_task_wait_for_death_info": 10,
     "core_worker_internal_heartbeat_ms": 100,
+    # Ray's workers, and so the replicas, give way to every other process of the machine (nice 15). A log that everybody
+    # waits for must not be the last to run.
+    "worker_niceness": 0,
 }
 
 _LOOPBACK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
