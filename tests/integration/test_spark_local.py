@@ -26,6 +26,7 @@ from rayqueue.bridge.scan import read
 from rayqueue.bridge.staging import SHARED
 from rayqueue.client.connection import RayQueue
 from rayqueue.client.partitioners import consistent
+from rayqueue.errors import BridgeError, MissingDependencyError
 from rayqueue.protocol.calls import Bounds, GetBounds, GetPosition, Trim
 from rayqueue.protocol.topics import TopicPartition
 from rayqueue.testing import wait_for
@@ -149,6 +150,23 @@ def test_one_liners_and_fields_inside_values(rq: RayQueue, spark: SparkSession) 
     )
     assert {(r.id, r.name) for r in packed.collect()} == {(n, f"name {n}") for n in range(100)}
     assert packed.select("offset").distinct().count() == sum(values(rq, "packed").values()) < 100
+
+
+def test_avro_says_what_it_needs(rq: RayQueue, spark: SparkSession) -> None:
+    schema = '{"type": "record", "name": "r", "fields": [{"name": "id", "type": "long"}]}'
+    with pytest.raises(MissingDependencyError, match="spark-avro"):
+        rayqueue.spark.to_dataframe(rq, "orders", value_schema=schema, value_format="avro").collect()
+
+
+def test_spark_that_finds_no_room_on_ray_runs_here_and_says_so(rq: RayQueue, spark: SparkSession) -> None:
+    pytest.importorskip("raydp")
+    with pytest.raises(BridgeError, match="need 99 CPUs of Ray"):
+        rayqueue.spark.session(rq, engine="raydp", cpu_per_executor=99)
+    fallen = rayqueue.spark.session(rq, cpu_per_executor=99)
+    told = rayqueue.spark.engine_of(fallen)
+    assert told.engine == "local"
+    assert "need 99 CPUs of Ray" in told.reason
+    assert frame(fallen).count() == ROWS
 
 
 # -- writing ----------------------------------------------------------------------------------
