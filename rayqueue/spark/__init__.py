@@ -4,7 +4,7 @@
     df = spark.read.format("rayqueue").option("topic", "orders").load()
     rayqueue.spark.to_dataframe(rq, "orders", value_schema="id long, amount double")
 
-``session.py`` starts Spark, and only ``raydp.py`` knows RayDP. ``source.py`` is what
+``start.py`` starts Spark, and only ``raydp.py`` knows RayDP. ``source.py`` is what
 Spark knows as format "rayqueue"; ``options.py`` what may be said to it, ``reader.py``,
 ``stream.py`` and ``writer.py`` what it does. ``frames.py`` has the one-liners,
 ``values.py`` the columns inside values. What does not need Spark is ``rayqueue.bridge``.
@@ -18,15 +18,16 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rayqueue.spark.frames import from_dataframe, stream_dataframe, to_dataframe
-    from rayqueue.spark.session import Spark, engine_of, register, session, stop
+    from rayqueue.spark.start import Spark, engine_of, register, session, settings, stop
     from rayqueue.spark.values import decode_values, encode_values
 
 _HOMES = {
-    "session": "session",
-    "stop": "session",
-    "register": "session",
-    "engine_of": "session",
-    "Spark": "session",
+    "session": "start",
+    "stop": "start",
+    "register": "start",
+    "engine_of": "start",
+    "Spark": "start",
+    "settings": "start",
     "to_dataframe": "frames",
     "stream_dataframe": "frames",
     "from_dataframe": "frames",
@@ -42,6 +43,7 @@ __all__ = [
     "from_dataframe",
     "register",
     "session",
+    "settings",
     "stop",
     "stream_dataframe",
     "to_dataframe",

@@ -8,11 +8,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 from collections.abc import Iterator
 from typing import Any, Literal
 
-from pyspark.errors import PySparkException
+from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812  # as everybody calls it
 from pyspark.sql.types import StructField, StructType
@@ -30,12 +31,11 @@ def decode_values(df: DataFrame, schema: str | StructType, value_format: ValueFo
     own = [name for name in df.columns if name != "value"]
     if value_format == "arrow":
         return _decode_arrow(df, schema, own)
-    packed: Any
     if value_format == "json":
-        packed = F.from_json(F.col("value").cast("string"), schema)
+        fields = df.withColumn(_PACKED, F.from_json(F.col("value").cast("string"), schema))
     else:
-        packed = _avro("from_avro", F.col("value"), str(schema))
-    fields = df.withColumn(_PACKED, packed)
+        with _avro_package():
+            fields = df.withColumn(_PACKED, _avro("from_avro", F.col("value"), str(schema)))
     inside = fields.select(f"{_PACKED}.*").columns
     for name in inside:
         if name in own:
@@ -54,11 +54,11 @@ def encode_values(df: DataFrame, value_format: ValueFormat = "json", *, key: str
             raise InvalidInputError("a value in Arrow has many rows, so none of them can be the key")
         return df.mapInArrow(_pack_arrow, "value binary")
     whole = F.struct(*[F.col(name) for name in df.columns])
-    packed = F.to_json(whole) if value_format == "json" else _avro("to_avro", whole)
-    columns = [packed.alias("value")]
-    if key is not None:
-        columns.append(F.col(key).cast("string").alias("key"))
-    return df.select(*columns)
+    keys = [] if key is None else [F.col(key).cast("string").alias("key")]
+    if value_format == "json":
+        return df.select(F.to_json(whole).alias("value"), *keys)
+    with _avro_package():
+        return df.select(_avro("to_avro", whole).alias("value"), *keys)
 
 
 def _check(value_format: str) -> None:
@@ -69,12 +69,20 @@ def _check(value_format: str) -> None:
 def _avro(function: str, *arguments: Any) -> Any:
     from pyspark.sql.avro import functions as avro
 
+    return getattr(avro, function)(*arguments)
+
+
+@contextlib.contextmanager
+def _avro_package() -> Iterator[None]:
+    """Spark finds out when it looks at the query."""
     try:
-        return getattr(avro, function)(*arguments)
-    except (TypeError, PySparkException) as error:
+        yield
+    except (TypeError, AnalysisException) as error:
+        if isinstance(error, AnalysisException) and "AVRO_NOT_LOADED" not in str(error):
+            raise
+        package = f"org.apache.spark:spark-avro_2.13:{_spark_version()}"
         raise MissingDependencyError(
-            "Spark's Avro package is not loaded: configs={'spark.jars.packages': "
-            f"'org.apache.spark:spark-avro_2.13:{_spark_version()}'}} ({error})",
+            f"Spark's Avro package is not loaded: start Spark with configs={{'spark.jars.packages': '{package}'}}",
             package="spark-avro",
         ) from error
 

@@ -41,8 +41,8 @@ from rayqueue.spark.filters import Wanted
 from rayqueue.spark.options import read_options, stream_options, write_options
 from rayqueue.spark.reader import FilteredTopicReader, TopicReader
 from rayqueue.spark.schema import arrow_schema_of, schema_of
-from rayqueue.spark.session import session, settings
 from rayqueue.spark.source import RayQueueDataSource, source_for
+from rayqueue.spark.start import session, settings
 from rayqueue.spark.stream import TopicStreamReader, decode_offset, encode_offset
 from rayqueue.spark.writer import staging_of
 from tests.unit.queue_in_memory import MemoryQueue
@@ -367,6 +367,14 @@ def test_a_spark_without_shim(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_engine_that_does_not_exist() -> None:
     with pytest.raises(InvalidInputError, match="engine"):
         session(None, engine="flink")  # type: ignore[arg-type]
+
+
+def test_a_session_can_be_started_more_than_once() -> None:
+    """No module of the package may have the name of one of its functions: it would take its place."""
+    import rayqueue.spark
+
+    for _ in range(2):
+        assert all(callable(getattr(rayqueue.spark, name)) for name in rayqueue.spark.__all__)
 
 
 def test_importing_the_package_does_not_load_spark() -> None:
