@@ -179,7 +179,8 @@ class Member:
                 session_timeout_ms=self._settings.session_timeout_ms,
             )
         )
-        self._take(joined)
+        if self.name:  # else it has left meanwhile
+            self._take(joined)
 
     async def _heartbeats(self) -> None:
         """One is always under way: the coordinator answers when there is news. Ends when the member has left."""
@@ -196,6 +197,8 @@ class Member:
                 changed.cancel()
                 if not beat.done():
                     beat.cancel()
+            if not self.name:
+                return  # it has left meanwhile: what this answer grants is given up already
             self._take(answer)
             fenced, self._fenced = self._fenced, {}
             if any(self._grants.get(partition) == generation for partition, generation in fenced.items()):

@@ -286,6 +286,30 @@ def test_an_application_that_does_not_poll_loses_its_partitions_until_it_does(tm
     in_world(tmp_path, test, partitions=2, max_poll_interval_ms=300)
 
 
+def test_an_answer_that_is_older_than_the_leaving_gives_nothing_back(tmp_path: Path) -> None:
+    async def test(world: World) -> None:
+        world.append(1)
+        reader = world.reader("a")
+        await reader.poll_until(lambda: len(reader.seen) == 10)
+        coordinator = reader.process.coordinator
+        call = coordinator.call
+
+        async def late(request: Any, **options: Any) -> Any:
+            answer = await call(request, **options)
+            if isinstance(request, Heartbeat):
+                await until(lambda: reader.member.away)
+            return answer
+
+        coordinator.call = late  # type: ignore[method-assign]
+        await until(lambda: reader.member.away)
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert reader.member.away
+        assert not reader.member._held
+
+    in_world(tmp_path, test, partitions=1, max_poll_interval_ms=300)
+
+
 def test_record_by_record_counts_as_polling(tmp_path: Path) -> None:
     async def test(world: World) -> None:
         world.append(1)
