@@ -291,17 +291,22 @@ def test_an_answer_that_is_older_than_the_leaving_gives_nothing_back(tmp_path: P
         world.append(1)
         reader = world.reader("a")
         await reader.poll_until(lambda: len(reader.seen) == 10)
-        coordinator = reader.process.coordinator
-        call = coordinator.call
+        coordinator, member = reader.process.coordinator, reader.member
+        call, lose = coordinator.call, member._lose
+        leaving = asyncio.Event()
 
         async def late(request: Any, **options: Any) -> Any:
             answer = await call(request, **options)
             if isinstance(request, Heartbeat):
-                await until(lambda: reader.member.away)
+                await leaving.wait()
             return answer
 
-        coordinator.call = late  # type: ignore[method-assign]
-        await until(lambda: reader.member.away)
+        def leave(feeds: Any) -> None:
+            leaving.set()  # the answer is there in the same moment
+            lose(feeds)
+
+        coordinator.call, member._lose = late, leave  # type: ignore[method-assign,assignment]
+        await until(lambda: member.away)
         for _ in range(20):
             await asyncio.sleep(0)
         assert reader.member.away
