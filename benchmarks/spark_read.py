@@ -3,8 +3,8 @@
     python benchmarks/spark_read.py [--quick] [--json] [--engine local|raydp] [--records N]
 
 Records of 100 B in four partitions, one replica each unless ``--replication``
-says otherwise; two cores. Warm: each figure is the median after a first run
-that does not count.
+says otherwise; two cores. Warm: medians after runs that do not count, and of
+reads and Parquet in turns.
 
 ``read``      a full scan: count, sum of the values' lengths, largest offset; of these two columns only
 ``read_all``  the same with all eight columns asked for
@@ -63,13 +63,13 @@ class Run:
         self.home = home
         self.records = records
         self.replication = replication
-        self.rounds = 2 if bench.quick else 5
+        self.warm, self.rounds = (1, 2) if bench.quick else (3, 7)
         self.spark: Any = None
 
     def all(self, engine: str) -> None:
         import rayqueue.spark
 
-        with self.bench.progress(8) as steps:
+        with self.bench.progress(7) as steps:
             steps.next(f"{self.records:,} records of {RECORD_BYTES} B")
             self.fill()
             steps.next("Spark starts")
@@ -99,39 +99,37 @@ class Run:
     def frame(self, topic: str, **options: str) -> Any:
         return self.spark.read.format("rayqueue").options(topic=topic, **options).load()
 
-    def aggregate(self, frame: Callable[[], Any]) -> float:
-        """Rows per second."""
+    def aggregate(self, frame: Any) -> float:
+        """Rows per second of one full scan."""
         from pyspark.sql import functions as F  # noqa: N812  # as everybody calls it
 
-        rates: list[float] = []
-        for turn in range(self.rounds + 1):
-            began_s = time.perf_counter()
-            (row,) = (
-                frame().agg(F.count("*").alias("n"), F.sum(F.length("value")).alias("b"), F.max("offset")).collect()
-            )
-            seconds = time.perf_counter() - began_s
-            if (row.n, row.b) != (self.records, self.records * RECORD_BYTES):
-                raise SystemExit(f"read {row.n} rows of {row.b} bytes instead of {self.records}")
-            if turn:
-                rates.append(row.n / seconds)
-        return median(rates)
+        began_s = time.perf_counter()
+        (row,) = frame.agg(F.count("*").alias("n"), F.sum(F.length("value")).alias("b"), F.max("offset")).collect()
+        seconds = time.perf_counter() - began_s
+        if (row.n, row.b) != (self.records, self.records * RECORD_BYTES):
+            raise SystemExit(f"read {row.n} rows of {row.b} bytes instead of {self.records}")
+        return float(row.n / seconds)
 
     def read(self, steps: Steps) -> None:
-        steps.next("read")
-        rate = self.aggregate(lambda: self.frame("rows", columns="value,offset"))
-        steps.next("read, all columns")
-        everything = self.aggregate(lambda: self.frame("rows"))
-        steps.next("Parquet")
+        steps.next("the same rows as Parquet")
         path = str(self.home / "parquet")
         self.frame("rows", columns="value,offset,partition").write.parquet(path)
-        parquet = self.aggregate(lambda: self.spark.read.parquet(path))
-        self.bench.add(
-            read_rows_per_s=rate,
-            read_mb_per_s=rate * RECORD_BYTES / 1e6,
-            read_all_rows_per_s=everything,
-            parquet_rows_per_s=parquet,
-            read_to_parquet=rate / parquet,
-        )
+        frames: dict[str, Callable[[], Any]] = {
+            "read": lambda: self.frame("rows", columns="value,offset"),
+            "read_all": lambda: self.frame("rows"),
+            "parquet": lambda: self.spark.read.parquet(path),
+        }
+        steps.next("read, beside Parquet")
+        rates: dict[str, list[float]] = {name: [] for name in frames}
+        for turn in range(self.warm + self.rounds):
+            for name, frame in frames.items():  # in turns, so that what else the machine does falls on all alike
+                rate = self.aggregate(frame())
+                if turn >= self.warm:
+                    rates[name].append(rate)
+        for name in frames:
+            self.bench.add(**{f"{name}_rows_per_s": median(rates[name])})
+        ratios = [ours / theirs for ours, theirs in zip(rates["read"], rates["parquet"], strict=True)]
+        self.bench.add(read_mb_per_s=median(rates["read"]) * RECORD_BYTES / 1e6, read_to_parquet=median(ratios))
 
     def write(self, steps: Steps) -> None:
         steps.next("write")
