@@ -41,9 +41,9 @@ imports: setup
 unit: setup
 	$(PYTHON) -m pytest tests/unit $(wildcard tests/sim) -n $(WORKERS)
 
-# One at a time: these start process groups and clusters, and measure deadlines.
+# Two files at a time: starting a Ray is mostly waiting. The deadlines in them leave room for that.
 integration: setup
-	$(PYTHON) -m pytest tests/integration
+	$(PYTHON) -m pytest tests/integration -n 2 --dist loadfile
 
 format: setup
 	$(PYTHON) -m ruff check --fix
