@@ -61,7 +61,12 @@ class Bench:
         self._words: dict[str, str] = {}
         self._json: bool = options.json
         self._data_dir: Path | None = options.data_dir
-        self._console = Console(quiet=self._json, highlight=False, width=None if sys.stdout.isatty() else 120)
+        self._out = sys.stdout
+        self._console = Console(
+            file=self._out, quiet=self._json, highlight=False, width=None if self._out.isatty() else 120
+        )
+        # Ray's threads print whatever they think of killed workers, also after everything else. The JSON line is last.
+        sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115  # for the rest of the process
         self._machine = describe_machine()
         self._load_before = os.getloadavg()[0]
         self._disk = ""
@@ -114,7 +119,8 @@ class Bench:
         line |= {"load_average_before": round(self._load_before, 2), "load_average_after": round(load_after, 2)}
         line |= self._words
         line |= {name: float(f"{value:.4g}") for name, value in self.figures.items()}
-        sys.stdout.write(json.dumps(line) + "\n")
+        self._out.write(json.dumps(line) + "\n")
+        self._out.flush()
 
 
 class Steps:

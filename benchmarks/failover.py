@@ -16,6 +16,7 @@ from __future__ import annotations
 import sys
 import threading
 import time
+from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -78,8 +79,8 @@ class Traffic:
 
     def first_ack_after(self, moment_s: float) -> float | None:
         """When the first record that was sent after this moment was acknowledged."""
-        later = [acked for number, acked in list(self.acked_s.items()) if self.sent_s[number] > moment_s]
-        return min(later, default=None)
+        first = bisect_right(self.sent_s, moment_s)
+        return self.acked_s.get(first)  # a partition acknowledges in the order in which it was sent to
 
     def stop(self) -> None:
         self._stopped.set()
