@@ -12,6 +12,7 @@ whoever started it; ``RayQueue.shutdown`` ends it, and its data stays.
 from __future__ import annotations
 
 import asyncio
+import atexit
 import contextlib
 import logging
 import os
@@ -33,6 +34,7 @@ from rayqueue.client import admin
 from rayqueue.client.embedded import loopback_only, start_embedded_ray
 from rayqueue.client.io import IoThread
 from rayqueue.client.lifecycle import stop_cluster
+from rayqueue.client.replicas import wait_for_answers
 from rayqueue.client.router import ClusterRoutes
 from rayqueue.config import Settings
 from rayqueue.errors import ClosedError, ClusterNotFoundError, ClusterStartError, ConfigError, RayQueueError
@@ -46,6 +48,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 _DIAL_S = 1.0
+_ANSWERS_S = 5.0
 _LOOK_AGAIN_S = 0.1
 _MARGIN_S = 90.0
 
@@ -127,7 +130,7 @@ class RayQueue:
 
     def _connected(self) -> _Shared:
         shared = self._shared
-        if shared is None or not shared.io.usable:
+        if shared is None or not shared.usable:
             with self._lock:
                 if self._closed:
                     raise ClosedError("this connection was closed; connect again")
@@ -146,6 +149,7 @@ class RayQueue:
     def shutdown(self) -> None:
         """End the queue, for everybody: every replica in good order. The data stays; connect again to continue."""
         stop_cluster(self.namespace)
+        _Shared.end_all(self.namespace)
         self.close()
 
     # -- sending and receiving ------------------------------------------------------------------
@@ -229,6 +233,7 @@ class _Shared:
     def __init__(self, key: tuple[str, Settings]) -> None:
         self._key = key
         self._users = 0
+        self._ended = False
         self._pid = os.getpid()
         self.io = IoThread.shared()
         settings = key[1]
@@ -239,7 +244,7 @@ class _Shared:
         key = (_current_ray() or "", settings)
         with cls._all_lock:
             shared = cls._all.get(key)
-            if shared is None or not shared.io.usable or shared._pid != os.getpid():
+            if shared is None or not shared.usable:
                 shared = cls._all[key] = cls(key)
             shared._users += 1
             return shared
@@ -250,8 +255,30 @@ class _Shared:
             if self._users or self._all.get(self._key) is not self:
                 return
             del self._all[self._key]
-        if self.io.usable:
+        self._end()
+
+    @property
+    def usable(self) -> bool:
+        return not self._ended and self.io.usable and self._pid == os.getpid()
+
+    @classmethod
+    def end_all(cls, namespace: str | None = None) -> None:
+        """Close what all handles of this process share, of one queue or of all. A handle connects again when used.
+
+        Nothing of it may ask Ray for anything when Ray is shut down: Ray would end the process.
+        """
+        with cls._all_lock:
+            ending = [each for key, each in cls._all.items() if namespace in (None, key[1].namespace)]
+            for each in ending:
+                del cls._all[each._key]
+        for each in ending:
+            each._end()
+
+    def _end(self) -> None:
+        if self.usable:
+            self._ended = True
             self.io.call(self.routes.close())
+            wait_for_answers(_ANSWERS_S)
 
 
 async def _make(settings: Settings) -> ClusterRoutes:
@@ -265,6 +292,7 @@ def _after_fork() -> None:
 
 
 os.register_at_fork(after_in_child=_after_fork)
+atexit.register(_Shared.end_all)  # before Ray's own, which was registered when it was imported
 
 
 # -- to Ray -------------------------------------------------------------------------------------

@@ -11,7 +11,9 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import random
-from collections.abc import Callable, Iterable
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import ray
@@ -56,6 +58,7 @@ class Replicas:
     async def refresh(self, *, force: bool = False) -> None:
         """Find out who belongs to the group, if that is for us to find out; again only by ``force``."""
         if self._find is not None and (force or not self.nodes):
+            self._check_open()
             found = await asyncio.to_thread(self._find, self._namespace)
             self.nodes = found or self.nodes
 
@@ -66,8 +69,7 @@ class Replicas:
             return known
         opening = self._opening.get(node)
         if opening is None or opening.done():
-            if self._closed:
-                raise ClosedError(f"the route to {self._group_id} was closed")
+            self._check_open()
             opening = self._opening[node] = asyncio.get_running_loop().create_task(self._open(node))
             opening.add_done_callback(lambda task: self._opened(node, task))
         self._waiters[node] = self._waiters.get(node, 0) + 1
@@ -150,6 +152,7 @@ class Replicas:
         known = self._endpoints.get(node)
         if known is not None:
             return known
+        self._check_open()
         try:
             answer = await asyncio.to_thread(self._ask, node)
             endpoint: Endpoint = await asyncio.wait_for(asyncio.wrap_future(answer), _ENDPOINT_S)
@@ -163,19 +166,23 @@ class Replicas:
 
     def _ask(self, node: str) -> concurrent.futures.Future[Any]:
         """In a thread beside: Ray may block here."""
-        _check_ray()
-        try:
-            actor: Any = ray.get_actor(actor_name(self._group_id, NodeId(node)), self._namespace)
-        except ValueError:
-            raise OutcomeUnknownError(f"{node} of {self._group_id} has no actor now", node=node) from None
-        answer: concurrent.futures.Future[Any] = actor.endpoint.remote().future()
-        return answer
+        with _asking():
+            try:
+                actor: Any = ray.get_actor(actor_name(self._group_id, NodeId(node)), self._namespace)
+            except ValueError:
+                raise OutcomeUnknownError(f"{node} of {self._group_id} has no actor now", node=node) from None
+            answer: concurrent.futures.Future[Any] = actor.endpoint.remote().future()
+            return answer
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ClosedError(f"the route to {self._group_id} was closed")
 
 
 def coordinator_nodes(namespace: str) -> tuple[str, ...]:
     """The replicas of the coordinator that have actors. Blocks."""
-    _check_ray()
-    named = ray.util.list_named_actors(all_namespaces=True)
+    with _asking():
+        named = ray.util.list_named_actors(all_namespaces=True)
     return tuple(
         sorted(
             actor["name"].removeprefix(_COORDINATOR_PREFIX)
@@ -185,7 +192,31 @@ def coordinator_nodes(namespace: str) -> tuple[str, ...]:
     )
 
 
-def _check_ray() -> None:
-    """Ray starts itself when it is asked something before it was started, or after it was shut down. Not for us."""
-    if not ray.is_initialized():
-        raise OutcomeUnknownError("this process is not connected with Ray any more")
+_under_way = 0
+_changed = threading.Condition()
+
+
+@contextmanager
+def _asking() -> Iterator[None]:
+    """Around every call to Ray in a thread beside.
+
+    Ray starts itself when it is asked something before it was started, or after it was shut down: not for us. And it
+    ends the process if it is shut down while it is being asked: see ``wait_for_answers``.
+    """
+    global _under_way
+    with _changed:
+        if not ray.is_initialized():
+            raise OutcomeUnknownError("this process is not connected with Ray any more")
+        _under_way += 1
+    try:
+        yield
+    finally:
+        with _changed:
+            _under_way -= 1
+            _changed.notify_all()
+
+
+def wait_for_answers(timeout_s: float) -> bool:
+    """Call after routes were closed: once it returns True, nobody asks Ray any more on their behalf."""
+    with _changed:
+        return _changed.wait_for(lambda: not _under_way, timeout_s)
