@@ -41,9 +41,11 @@ imports: setup
 unit: setup
 	$(PYTHON) -m pytest tests/unit $(wildcard tests/sim) -n $(WORKERS)
 
-# Two files at a time: starting a Ray is mostly waiting. The deadlines in them leave room for that.
+# Two files at a time: starting a Ray is mostly waiting. The deadlines in them leave room for that, but for the tests
+# that promise how soon something happens: those have the machine to themselves.
 integration: setup
-	$(PYTHON) -m pytest tests/integration -n 2 --dist loadfile
+	$(PYTHON) -m pytest tests/integration -m "not alone" -n 2 --dist loadfile --max-worker-restart 0
+	$(PYTHON) -m pytest tests/integration -m alone
 
 format: setup
 	$(PYTHON) -m ruff check --fix

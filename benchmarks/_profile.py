@@ -31,7 +31,7 @@ STEPS: tuple[tuple[str, str, str], ...] = (
     ("rayqueue.replica.replica", "Replica._finish", "deliver answers"),
     ("rayqueue.replica.replica", "Replica._publish", "publish status, wake readers"),
     ("rayqueue.replica.replica", "Replica._maintain", "maintain"),
-    ("rayqueue.replica.replica", "Replica.append", "append (caller's thread)"),
+    ("rayqueue.replica.partition", "PartitionReplica.append", "append (caller's thread)"),
     ("rayqueue.partition.admission", "Admission.check", "admission: checks, crc (caller's thread)"),
     ("rayqueue.partition.admission", "Admission.admit_checked", "admission: producers"),
     ("rayqueue.raft.tcp", "TcpTransport.poll", "poll"),

@@ -109,6 +109,7 @@ def test_members_share_and_a_late_joiner_takes_no_more_than_its_share(rq: RayQue
         assert {each for member in members.all for each in member.reads} >= leaving
 
 
+@pytest.mark.alone
 def test_a_killed_member_is_replaced_within_a_second_and_a_stopped_one_within_three(rq: RayQueue) -> None:
     with Members(rq, "dying") as members:
         heir = members.join()
