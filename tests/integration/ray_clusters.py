@@ -16,6 +16,7 @@ from typing import Any
 import ray
 from ray.cluster_utils import Cluster
 
+from rayqueue.client.connection import _Shared
 from rayqueue.client.embedded import RAY_SYSTEM_SETTINGS, loopback_only
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -63,6 +64,7 @@ class RayCluster:
 
     def stop(self) -> None:
         try:
+            _Shared.end_all()  # a test that failed left its handles open, and Ray ends a process that asks it now
             ray.shutdown()
             self.cluster.shutdown()
         finally:
