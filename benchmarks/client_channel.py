@@ -28,13 +28,13 @@ import ray
 from benchmarks._bench import Bench, Figures, median, parser, percentile
 from rayqueue.client.channel import Channel
 from rayqueue.client.embedded import embedded_ray
-from rayqueue.client.group import ReplicaGroup
 from rayqueue.client.io import IoThread
 from rayqueue.client.router import GroupRoute
 from rayqueue.config import Settings
 from rayqueue.protocol.calls import GetStatus
 from rayqueue.protocol.data import ANY_LANE, Cursor, FetchRequest
 from rayqueue.records import RecordBatch
+from rayqueue.testing.ray_group import ReplicaGroup
 
 RECORD_BYTES = 100
 RECORDS = 1000

@@ -34,9 +34,9 @@ import ray
 from benchmarks._bench import Bench, Figures, Steps, figure, median, parser, percentile
 from rayqueue.actors.start import concurrency_groups
 from rayqueue.client.embedded import RAY_SYSTEM_SETTINGS, embedded_ray
-from rayqueue.client.group import ReplicaGroup
 from rayqueue.config import CallSettings, Settings
 from rayqueue.records import RecordBatch
+from rayqueue.testing.ray_group import ReplicaGroup
 
 RECORD_BYTES = 100
 FLIGHTS = (1, 8, 32)

@@ -114,7 +114,6 @@ class RaftSettings(Section):
     fast_election_max_ms: Positive = Field(
         default=150, description="the longest wait for votes when the leader is known dead"
     )
-    tick_ms: Positive = Field(default=20, description="the engine looks at its clocks this often")
     append_batch_bytes: Positive = Field(default=4 * MIB, description="entries in one message to a follower")
     window_bytes: Positive = Field(default=16 * MIB, description="sent to one follower and not confirmed yet")
     max_uncommitted_bytes: Positive = Field(
@@ -132,7 +131,6 @@ class RaftSettings(Section):
         _require(self, "heartbeat_ms", "less than", "election_timeout_min_ms")
         _require(self, "fast_election_max_ms", "less than", "election_timeout_min_ms")
         _require(self, "leader_fallback_ms", "more than", "heartbeat_ms")
-        _require(self, "tick_ms", "at most", "heartbeat_ms")
         _require(self, "window_bytes", "at least", "append_batch_bytes")
         _require(self, "max_uncommitted_bytes", "at least", "append_batch_bytes")
         return self
@@ -251,10 +249,6 @@ class ClientSettings(Section):
     doubt_ms: Positive = Field(
         default=200, description="a leader that has not answered for this long is doubted: the others are asked"
     )
-    max_in_flight: Annotated[Positive, Field(le=32)] = Field(
-        default=16, description="batches of one producer on their way; at most what a partition remembers of it"
-    )
-    call_bytes: Positive = Field(default=MIB, description="batches that go by one call; a larger one goes alone")
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

@@ -10,11 +10,11 @@ from typing import Any
 import ray
 
 from rayqueue.actors.replica import Fetch
-from rayqueue.client.group import ReplicaGroup
 from rayqueue.ids import NodeId, Offset
 from rayqueue.partition import Appended, Fetched
 from rayqueue.records import RecordBatch
 from rayqueue.testing import wait_for
+from rayqueue.testing.ray_group import ReplicaGroup
 from tests.integration.history import RECORDS_PER_BATCH, numbered
 
 _producers = iter(range(1, 1_000_000))

@@ -18,7 +18,6 @@ import ray
 
 from rayqueue.client.channel import Channel
 from rayqueue.client.embedded import embedded_ray
-from rayqueue.client.group import ReplicaGroup
 from rayqueue.client.io import IoThread
 from rayqueue.client.router import GroupRoute
 from rayqueue.config import Settings
@@ -28,6 +27,7 @@ from rayqueue.protocol import calls
 from rayqueue.protocol.data import ANY_LANE, READ_FOLLOWER, Appended, Cursor, FetchRequest
 from rayqueue.records import RecordBatch
 from rayqueue.testing import wait_for
+from rayqueue.testing.ray_group import ReplicaGroup
 from tests.integration.actor_groups import fetch_by, kill, new_producer, read_all, wait_for_end
 from tests.integration.history import RECORDS_PER_BATCH, numbered
 

@@ -18,8 +18,6 @@ import ray
 from rayqueue.actors.replica import Fetch, ReplicaSpec
 from rayqueue.actors.start import start_actor
 from rayqueue.client.embedded import embedded_ray
-from rayqueue.client.group import ReplicaGroup
-from rayqueue.client.home import with_secret
 from rayqueue.config import Settings
 from rayqueue.errors import (
     CorruptBatchError,
@@ -40,6 +38,9 @@ from rayqueue.ids import NodeId, Offset
 from rayqueue.partition import Appended, Committed, PartitionSettings, commit_command
 from rayqueue.records import RecordBatch
 from rayqueue.testing import wait_for
+from rayqueue.testing.ray_group import ReplicaGroup
+from rayqueue.testing.ray_group.home import with_secret
+from rayqueue.testing.ray_group.pipeline import MAX_IN_FLIGHT
 from tests.integration.actor_groups import (
     Writing,
     check_history,
@@ -133,7 +134,7 @@ def test_pipeline_keeps_order(group: ReplicaGroup) -> None:
     pipeline, answers = group.pipeline(), list[Appended]()
     for number in range(300):
         pipeline.send(numbered(producer, number * RECORDS_PER_BATCH), answers.append)
-        assert pipeline.waiting <= group.settings.client.max_in_flight
+        assert pipeline.waiting <= MAX_IN_FLIGHT
     pipeline.flush()
     assert pipeline.waiting == 0
     assert answers == [Appended(Offset(end + n * RECORDS_PER_BATCH), RECORDS_PER_BATCH, False) for n in range(300)]

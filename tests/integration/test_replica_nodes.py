@@ -14,9 +14,9 @@ import ray
 from ray.cluster_utils import Cluster
 
 from rayqueue.client.embedded import RAY_SYSTEM_SETTINGS, loopback_only
-from rayqueue.client.group import ReplicaGroup
 from rayqueue.config import Settings
 from rayqueue.testing import wait_for
+from rayqueue.testing.ray_group import ReplicaGroup
 from tests.integration.actor_groups import Writing, check_history
 
 pytestmark = pytest.mark.timeout(240)

@@ -115,7 +115,6 @@ class ClusterWorld:
             max_uncommitted_bytes=600_000,
             apply_batch_bytes=2_000,
             snapshot_retry_ms=500,
-            tick_ms=20,
         )
         self.settings = ClusterSettings(join_window_ms=self.rng.choice((0, 60)))
         drawn = {fault for fault in FAULTS if self.rng.random() < 0.4}

@@ -87,7 +87,6 @@ class World:
             max_uncommitted_bytes=60_000,
             apply_batch_bytes=2_000,
             snapshot_retry_ms=500,
-            tick_ms=20,
         )
         # Dice of their own: what groups do changes nothing in the schedules of those who have none.
         self.group_rng = Random(f"groups {seed}")

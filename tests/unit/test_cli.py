@@ -32,12 +32,12 @@ def test_version() -> None:
 
 def test_config_tells_each_source(monkeypatch: pytest.MonkeyPatch) -> None:
     Path("rayqueue.toml").write_text("[raft]\nleader_fallback_ms = 3000\n")
-    monkeypatch.setenv("RAYQUEUE_RAFT__TICK_MS", "9")
+    monkeypatch.setenv("RAYQUEUE_RAFT__SNAPSHOT_RETRY_MS", "9")
     arguments = ["config", "--json", "--set", "raft.heartbeat_ms=50", "--set", "log.retention_ms=none"]
     rows = json.loads(runner.invoke(app, arguments, catch_exceptions=False).output)
     told = {row["key"]: (row["value"], row["source"]) for row in rows}
     assert told["raft.leader_fallback_ms"] == (3000, "rayqueue.toml")
-    assert told["raft.tick_ms"] == (9, "RAYQUEUE_RAFT__TICK_MS")
+    assert told["raft.snapshot_retry_ms"] == (9, "RAYQUEUE_RAFT__SNAPSHOT_RETRY_MS")
     assert told["raft.heartbeat_ms"] == (50, "argument")
     assert told["log.retention_ms"] == (None, "argument")
     assert told["namespace"] == ("rayqueue", "default")

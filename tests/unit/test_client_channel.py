@@ -328,6 +328,8 @@ def test_who_waits_learns_at_once_that_the_leader_leads_no_more(make: Make) -> N
         cluster.replica.transfer_leadership(cluster.followers[0], lambda _: None)  # type: ignore[arg-type]
         assert type(await error_of(waiting)) is NotLeaderError
         assert not reading.done()
+        heir = cluster.replicas[cluster.followers[0]]
+        await asyncio.to_thread(wait_for, lambda: heir.status.role == "leader", "the other to lead")
         other = await cluster.open(cluster.followers[0])
         await other.append(batch(b"elsewhere"))
         assert len((await reading).batches) == 1

@@ -62,7 +62,6 @@ def test_defaults_are_the_measured_ones() -> None:
         heartbeat_ms=100,
         leader_fallback_ms=2000,
         fast_election_max_ms=150,
-        tick_ms=20,
         append_batch_bytes=4 * MIB,
         window_bytes=16 * MIB,
         max_uncommitted_bytes=64 * MIB,
@@ -100,17 +99,17 @@ def write_toml(text: str, name: str = "rayqueue.toml") -> Path:
 
 
 def test_argument_over_environment_over_file_over_default(monkeypatch: pytest.MonkeyPatch) -> None:
-    write_toml("[raft]\nheartbeat_ms = 80\ntick_ms = 10\nleader_fallback_ms = 3000\n")
+    write_toml("[raft]\nheartbeat_ms = 80\nsnapshot_retry_ms = 10\nleader_fallback_ms = 3000\n")
     monkeypatch.setenv("RAYQUEUE_RAFT__HEARTBEAT_MS", "70")
-    monkeypatch.setenv("RAYQUEUE_RAFT__TICK_MS", "9")
+    monkeypatch.setenv("RAYQUEUE_RAFT__SNAPSHOT_RETRY_MS", "9")
     settings = Settings(raft={"heartbeat_ms": 60})
     assert settings.raft.heartbeat_ms == 60
-    assert settings.raft.tick_ms == 9
+    assert settings.raft.snapshot_retry_ms == 9
     assert settings.raft.leader_fallback_ms == 3000
     assert settings.raft.election_timeout_min_ms == 1000
     told = sources(settings)
     assert told["raft.heartbeat_ms"] == "argument"
-    assert told["raft.tick_ms"] == "RAYQUEUE_RAFT__TICK_MS"
+    assert told["raft.snapshot_retry_ms"] == "RAYQUEUE_RAFT__SNAPSHOT_RETRY_MS"
     assert told["raft.leader_fallback_ms"] == "rayqueue.toml"
     assert told["raft.election_timeout_min_ms"] == "default"
 
@@ -158,10 +157,10 @@ def test_dotted_arguments() -> None:
 
 
 def test_a_section_made_by_hand_is_an_argument(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RAYQUEUE_RAFT__TICK_MS", "9")
+    monkeypatch.setenv("RAYQUEUE_RAFT__SNAPSHOT_RETRY_MS", "9")
     settings = Settings(raft=RaftSettings(heartbeat_ms=50))
-    assert (settings.raft.heartbeat_ms, settings.raft.tick_ms) == (50, 20)
-    assert sources(settings)["raft.tick_ms"] == "argument"
+    assert (settings.raft.heartbeat_ms, settings.raft.snapshot_retry_ms) == (50, 1000)
+    assert sources(settings)["raft.snapshot_retry_ms"] == "argument"
 
 
 def test_variables_in_any_case(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -206,7 +205,7 @@ def test_unknown_key_says_what_there_is() -> None:
         ("RAYQUEUE_RAFT__HEARTBEET_MS", "raft.heartbeet_ms"),
         ("RAYQUEUE_RAFT_HEARTBEAT_MS", "raft_heartbeat_ms"),
         ("RAYQUEUE_DATA_DIR__X", "data_dir.x"),
-        ("RAYQUEUE_RAFT__TICK_MS__X", "raft.tick_ms.x"),
+        ("RAYQUEUE_RAFT__SNAPSHOT_RETRY_MS__X", "raft.snapshot_retry_ms.x"),
         ("RAYQUEUE_", ""),
     ],
 )
@@ -281,10 +280,10 @@ def test_a_section_that_is_not_json(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_all_problems_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     write_toml("nonsense = 1\n")
     monkeypatch.setenv("RAYQUEUE_NAMESPACE", "none")
-    error = refusal(raft={"tick_ms": 0}, log={"cache_bytes": -1})
+    error = refusal(raft={"snapshot_retry_ms": 0}, log={"cache_bytes": -1})
     assert str(error).startswith("4 settings are wrong:\n- ")
     assert {problem[0] for problem in error.details["problems"]} == {
-        "nonsense", "namespace", "raft.tick_ms", "log.cache_bytes",
+        "nonsense", "namespace", "raft.snapshot_retry_ms", "log.cache_bytes",
     }  # fmt: skip
 
 
@@ -298,7 +297,6 @@ def test_all_problems_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"raft.heartbeat_ms": 1000}, "raft.heartbeat_ms", "raft.election_timeout_min_ms = 1000"),
         ({"raft.fast_election_max_ms": 1000}, "raft.fast_election_max_ms", "raft.election_timeout_min_ms = 1000"),
         ({"raft.leader_fallback_ms": 100}, "raft.leader_fallback_ms", "raft.heartbeat_ms = 100"),
-        ({"raft.tick_ms": 101}, "raft.tick_ms", "raft.heartbeat_ms = 100"),
         ({"raft.window_bytes": MIB}, "raft.window_bytes", f"raft.append_batch_bytes = {4 * MIB}"),
         ({"raft.max_uncommitted_bytes": MIB}, "raft.max_uncommitted_bytes", f"raft.append_batch_bytes = {4 * MIB}"),
         ({"log.max_batch_bytes": 4 * MIB}, "log.max_batch_bytes", f"raft.append_batch_bytes = {4 * MIB}"),
@@ -399,10 +397,10 @@ def test_a_misspelled_secret_is_not_shown_either(monkeypatch: pytest.MonkeyPatch
 def test_a_section_by_hand_refuses_in_the_same_words(section: type[BaseModel]) -> None:
     with pytest.raises(ConfigError, match=r"^nonsense \(argument\): unknown key$"):
         section(nonsense=1)
-    with pytest.raises(ConfigError, match=r"^tick_ms \(argument\): should be greater than 0, not 0$"):
-        RaftSettings(tick_ms=0)
+    with pytest.raises(ConfigError, match=r"^snapshot_retry_ms \(argument\): should be greater than 0, not 0$"):
+        RaftSettings(snapshot_retry_ms=0)
     with pytest.raises(ConfigError, match=r"heartbeat_ms = 100 \(default\)$"):
-        RaftSettings(tick_ms=200)
+        RaftSettings(leader_fallback_ms=100)
 
 
 def test_a_section_by_hand_reads_no_environment(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,16 +25,16 @@ from rayqueue.actors.names import actor_name
 from rayqueue.actors.replica import Fetch, Process, ReplicaSpec
 from rayqueue.actors.start import start_actor
 from rayqueue.client.calls import Ref, result_of
-from rayqueue.client.home import Manifest, load_manifest, save_manifest, with_secret
-from rayqueue.client.pipeline import Pipeline
 from rayqueue.client.retry import Retry
-from rayqueue.client.route import Handle, Route
 from rayqueue.config import MIB, Settings
 from rayqueue.errors import RayQueueError
 from rayqueue.ids import GroupId, NodeId, Offset
 from rayqueue.partition import Appended, PartitionSettings
 from rayqueue.records import BatchHeader
 from rayqueue.replica import Status
+from rayqueue.testing.ray_group.home import Manifest, load_manifest, save_manifest, with_secret
+from rayqueue.testing.ray_group.pipeline import Pipeline
+from rayqueue.testing.ray_group.route import Handle, Route
 
 _log = logging.getLogger(__name__)
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from rayqueue.actors.names import actor_name, check_id
-from rayqueue.client.home import Manifest, load_manifest, save_manifest, with_secret
 from rayqueue.config import Settings
 from rayqueue.errors import InvalidInputError, StorageError
 from rayqueue.ids import GroupId, NodeId
+from rayqueue.testing.ray_group.home import Manifest, load_manifest, save_manifest, with_secret
 
 GROUP = GroupId("orders-3")
 

@@ -25,14 +25,19 @@ import ray
 
 from rayqueue.client.calls import Ref
 from rayqueue.client.retry import Retry
-from rayqueue.client.route import Route
-from rayqueue.config import ClientSettings
+from rayqueue.config import MIB, ClientSettings
 from rayqueue.errors import InvalidInputError, RayQueueError
 from rayqueue.ids import NodeId
 from rayqueue.partition import Appended
 from rayqueue.records import BatchHeader
+from rayqueue.testing.ray_group.route import Route
 
 Done = Callable[[Appended], None]
+
+MAX_IN_FLIGHT = 16
+"""Batches on their way; at most what a partition remembers of a producer."""
+
+_CALL_BYTES = MIB  # batches that go by one call; a larger one goes alone
 
 
 class _Sent(NamedTuple):
@@ -54,7 +59,6 @@ class Pipeline:
 
     def __init__(self, route: Route, settings: ClientSettings) -> None:
         self._route = route
-        self._settings = settings
         self._window: deque[_Sent] = deque()
         self._call: _Call | None = None
         self._failed: RayQueueError | None = None
@@ -70,7 +74,7 @@ class Pipeline:
         if not BatchHeader.parse(batch).producer_id:
             raise InvalidInputError("a batch without a producer id cannot be repeated: give it one, or append it alone")
         self._raise_failed()
-        while len(self._window) >= self._settings.max_in_flight:
+        while len(self._window) >= MAX_IN_FLIGHT:
             self._settle()
         if not self._window:
             self._retry.progress(time.monotonic())
@@ -119,7 +123,7 @@ class Pipeline:
         size_bytes = 0
         for sent in self._window:
             size_bytes += len(sent.batch)
-            if batches and size_bytes > self._settings.call_bytes:
+            if batches and size_bytes > _CALL_BYTES:
                 break
             batches.append(sent.batch)
         self._call = _Call(handle.append_many.remote(batches), node)
