@@ -244,18 +244,21 @@ def raw_limits(bench: Bench, folder: Path, steps: Steps) -> None:
     three_by_8 = raw.lmdb_puts_at_once(folder, batch, seconds, 3, per_transaction=8)
     steps.next("raw limits: loopback")
     copy = raw.loopback(batch, seconds)
+    memory = raw.new_memory(8 << 20, seconds / 2)
     bench.add(
         raw_fdatasync_mb_per_s=sync.mb_per_s * share,
         raw_fdatasync_p50_ms=percentile(sync.times_ms, 50),
         raw_lmdb_3_writers_mb_per_s=three.mb_per_s * share,
         raw_lmdb_3_writers_8_per_sync_mb_per_s=three_by_8.mb_per_s * share,
         raw_loopback_mb_per_s=copy.mb_per_s * share,
+        raw_new_memory_mb_per_s=memory.mb_per_s,
     )
     rows = [
         ["write + fdatasync, one writer", sync.mb_per_s * share, percentile(sync.times_ms, 50)],
         ["LMDB put, three writers, MB/s of each", three.mb_per_s * share, percentile(three.times_ms, 50)],
         ["the same, 8 batches per sync", three_by_8.mb_per_s * share, percentile(three_by_8.times_ms, 50)],
         ["loopback TCP copy", copy.mb_per_s * share, percentile(copy.times_ms, 50)],
+        ["new memory, 8 MiB", memory.mb_per_s, percentile(memory.times_ms, 50)],
     ]
     bench.table(f"Raw limits for batches of {HUNDRED_BYTES}", ("", "payload MB/s", "p50 ms"), rows)
 
