@@ -149,6 +149,18 @@ def test_the_queue_outlives_its_drivers_of_whom_one_started_it_and_shutdown_keep
     again.shutdown()
 
 
+def test_another_data_directory_than_the_running_queues_is_refused(rq: rayqueue.RayQueue, tmp_path: Path) -> None:
+    running = rq.settings.data_dir
+    with pytest.raises(ConfigError, match="leave data_dir out") as refused:
+        rayqueue.connect(data_dir=tmp_path)
+    assert refused.value.details == {"running": str(running), "wanted": str(tmp_path)}
+    link = tmp_path / "link"
+    link.symlink_to(running)
+    for same in (running, str(running), link):
+        with rayqueue.connect(data_dir=same) as again:
+            assert names(again) == names(rq)
+
+
 def test_a_data_directory_of_another_namespaces_cluster_is_locked(rq: rayqueue.RayQueue) -> None:
     """It is the same data: a second set of actors must not open it."""
     settings = Settings(data_dir=rq.settings.data_dir, cluster={"start_timeout_ms": 3000})
