@@ -312,6 +312,7 @@ def _join_ray(address: str | None, *, create: bool) -> bool:
     if found is not None and found != "local":
         try:
             _show_token()
+            _knock(found)
             with _by_loopback(found):
                 ray.init(address=found, log_to_driver=False, logging_level=logging.ERROR)
         except (ConnectionError, OSError, ValueError, RuntimeError) as error:
@@ -358,6 +359,25 @@ def _show_token() -> None:
 
     logging.getLogger(setup.__name__).setLevel(logging.ERROR)
     setup.maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
+
+
+def _knock(address: str) -> None:
+    """``ClusterNotFoundError`` at once if that Ray does not let us in; ``ray.init`` would try for 20 s."""
+    if not _listens(address):
+        return
+    from ray._raylet import GcsClient  # type: ignore[attr-defined]
+    from ray.exceptions import AuthenticationError, RpcError
+
+    try:
+        GcsClient(address=address)
+    except AuthenticationError:
+        raise ClusterNotFoundError(
+            f"the Ray at {address} does not let this process in: it has another token, and may be another user's. "
+            f'Say which Ray is meant (address=; "local" is a new one), or where its token is (RAY_AUTH_TOKEN_PATH)',
+            address=address,
+        ) from None
+    except RpcError as error:
+        _log.info("the Ray at %s does not answer: %s", address, error)  # ray.init finds out why
 
 
 def _by_loopback(address: str) -> contextlib.AbstractContextManager[None]:

@@ -41,6 +41,27 @@ print(rq.cluster().cluster_id, [info.name for info in rq.topics()])
 """
 
 
+_STRANGER = """
+import os, sys, time
+import rayqueue
+began_s = time.monotonic()
+try:
+    rayqueue.connect(os.environ["THEIR_RAY"], create=False)
+except rayqueue.errors.ClusterNotFoundError as error:
+    print("another token" in str(error), time.monotonic() - began_s < 10)
+"""
+
+_WITH_TOKEN = """
+import os, subprocess, sys
+os.environ.update(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN="a" * 40)
+import ray
+from rayqueue.client.embedded import start_embedded_ray
+start_embedded_ray(cpus=1)
+stranger = {**os.environ, "RAY_AUTH_TOKEN": "b" * 40, "THEIR_RAY": ray.get_runtime_context().gcs_address}
+print(subprocess.run([sys.executable, "-c", sys.argv[1]], env=stranger, capture_output=True, text=True).stdout)
+"""
+
+
 @pytest.fixture(scope="module")
 def one_node() -> Iterator[RayCluster]:
     with ray_cluster("b1") as cluster:
@@ -109,6 +130,10 @@ def test_connects_in_driver_task_actor_and_async_actor(rq: rayqueue.RayQueue) ->
 
 def test_a_second_program_finds_it_by_address(one_node: RayCluster, rq: rayqueue.RayQueue) -> None:
     assert run_driver(_LISTS, one_node.address, "rayqueue") == "['orders']"
+
+
+def test_a_ray_that_does_not_let_us_in_says_so_at_once() -> None:
+    assert run_driver(_WITH_TOKEN, _STRANGER) == "True True"
 
 
 def test_handles_share_connections_and_say_what_they_are(rq: rayqueue.RayQueue, one_node: RayCluster) -> None:
