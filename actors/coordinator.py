@@ -52,6 +52,11 @@ class CoordinatorActor(MemberActor[CoordinatorReplica]):
         )
 
     @ray.method(concurrency_group="control")
+    async def data_dir(self) -> str:
+        """Where every node of this cluster keeps its data."""
+        return str(self._spec.settings.data_dir)
+
+    @ray.method(concurrency_group="control")
     async def close(self) -> None:
         """Stop in good order: the keeper first, which would start again what ends."""
         replica = self._replica

@@ -86,10 +86,17 @@ def settle(data_dir: Path, cluster: ClusterManifest, secret: SecretStr) -> None:
     try:
         if load_secret(data_dir) is None:
             write_once(data_dir / _SECRET_FILE, secret.get_secret_value())
-        if known != cluster:
+        if known != cluster and not _is_older(cluster, known):
             replace(data_dir / _CLUSTER_FILE, json.dumps(asdict(cluster)))
     except OSError as error:
         raise StorageError(f"the data directory {data_dir} cannot be written: {error}") from error
+
+
+def _is_older(cluster: ClusterManifest, known: ClusterManifest | None) -> bool:
+    """The coordinator's group only grows: one who knows fewer replicas of it has not heard of the others yet."""
+    if known is None or (cluster.complete and not known.complete):
+        return False
+    return len(cluster.coordinators) < len(known.coordinators)
 
 
 def erase(data_dir: Path, group_id: GroupId, node_id: NodeId) -> None:

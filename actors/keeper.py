@@ -9,7 +9,9 @@ step that fails is planned again, a little later.
 
 The coordinator's own replicas are kept like all others. If the group has lost
 its leader for long, every coordinator that is left sees to them, for nobody
-else would; a name in Ray can be taken only once, whoever tries.
+else would; a name in Ray can be taken only once, whoever tries. Where nodes
+join a cluster that began on fewer than three, the group grows
+(``rayqueue.cluster.growth``), one step at a time.
 """
 
 from __future__ import annotations
@@ -47,13 +49,22 @@ from rayqueue.actors.plan import (
 from rayqueue.actors.replica import ReplicaSpec
 from rayqueue.actors.replies import Reply
 from rayqueue.actors.start import start_actor, start_coordinator
-from rayqueue.cluster.commands import AnyCommand, CreateCluster, PutBroker, ReplicasMade, ReplicasRemoved
+from rayqueue.cluster import growth
+from rayqueue.cluster.commands import (
+    AnyCommand,
+    CreateCluster,
+    PlaceCoordinator,
+    PutBroker,
+    ReplicasMade,
+    ReplicasRemoved,
+)
 from rayqueue.cluster.placement import AliveBroker
 from rayqueue.errors import NotLeaderError, RayQueueError
 from rayqueue.ids import GroupId, NodeId
 from rayqueue.partition import PartitionSettings
 from rayqueue.partition.commands import configure_command
 from rayqueue.protocol.topics import PartitionInfo, TopicInfo
+from rayqueue.raft.members import Members
 
 if TYPE_CHECKING:
     from rayqueue.replica.coordinator import ClusterView, CoordinatorReplica
@@ -66,6 +77,7 @@ _FAILURES = (RayError, RayQueueError, OSError, ValueError, asyncio.TimeoutError)
 _IDENTIFY_S = 30.0
 _FIRST_LOOK_S = 10.0
 _ANSWER_S = 60.0
+_READY_S = 5.0
 _CLOSE_S = 10.0
 _ERASE_S = 60.0
 _FREE_NAME_S = 5.0
@@ -106,6 +118,11 @@ class Keeper:
         self._leaderless_since_s = time.monotonic()
         cluster = spec.cluster
         self._manifest = ClusterManifest(cluster.cluster_id, cluster.coordinators, complete=True)
+        """What every node should have in its ``cluster.json``: the coordinators that vote."""
+        self._coordinators: dict[NodeId, str] = dict(cluster.coordinators)
+        """All that have a place."""
+        self._told: dict[str, ClusterManifest] = {}
+        """Ray nodes that have been told of a grown group."""
 
     def wake(self) -> None:
         """Look now. From any thread."""
@@ -133,6 +150,7 @@ class Keeper:
 
     async def _round(self) -> None:
         view: ClusterView = await self._asked(self._replica.view)
+        self._coordinators |= view.coordinators
         if not view.leads:
             self._configured.clear()
             self._told_brokers = None
@@ -140,13 +158,15 @@ class Keeper:
                 self._leaderless_since_s = time.monotonic()
             elif time.monotonic() - self._leaderless_since_s > _LEADERLESS_S:
                 await self._look_at_nodes(view)
-                await self._act(self._coordinators(), view, [], [])
+                await self._act(self._wanted_coordinators(view), view, [], [])
             return
         self._leaderless_since_s = time.monotonic()
+        self._note_voters(view)
         await self._look_at_nodes(view)
         await self._write_down(view)
+        self._grow(view)
         behind = self._behind(view)
-        await self._act([*self._coordinators(), *self._replicas(view)], view, self._doomed(view), behind)
+        await self._act([*self._wanted_coordinators(view), *self._replicas(view)], view, self._doomed(view), behind)
 
     async def _look_at_nodes(self, view: ClusterView) -> None:
         """Learn who the new ones are; forget those that are gone."""
@@ -160,6 +180,7 @@ class Keeper:
             if known.current.get(home.broker) == node_id:
                 _log.info("broker %s is gone with Ray node %s", home.broker, node_id)
         known.strangers &= alive.keys()
+        self._told = {node: told for node, told in self._told.items() if node in alive}
         self._asked_since_s = {node: since for node, since in self._asked_since_s.items() if node in alive}
         for node_id, node in alive.items():
             if node_id not in known.homes and node_id not in known.strangers:
@@ -205,10 +226,7 @@ class Keeper:
     async def _write_down(self, view: ClusterView) -> None:
         if not view.cluster_id:
             await self._change(CreateCluster(self._manifest.cluster_id))
-        homes = self._known.homes
-        alive = [
-            AliveBroker(broker, homes[node_id].host, node_id) for broker, node_id in sorted(self._known.current.items())
-        ]
+        alive = self._alive()
         for broker, host, node_id in alive:
             row = view.brokers.get(broker)
             if row is None or (row.host, row.ray_node) != (host, node_id):
@@ -227,6 +245,12 @@ class Keeper:
             self._removed -= removed
             self._woken.set()
 
+    def _alive(self) -> list[AliveBroker]:
+        known = self._known
+        return [
+            AliveBroker(broker, known.homes[node_id].host, node_id) for broker, node_id in sorted(known.current.items())
+        ]
+
     def _expects_more(self) -> bool:
         """At the beginning all nodes are new: the first topic should not go to the one that answers first."""
         return self._told_brokers is None and any(
@@ -234,12 +258,57 @@ class Keeper:
             for key in self._steps
         )
 
+    # -- the coordinator's own group -------------------------------------------------------------
+
+    def _note_voters(self, view: ClusterView) -> None:
+        """After a restart of everything, any node's file must say whom to wait for: those who vote."""
+        voters = {node: broker for node, broker in self._coordinators.items() if node in view.members.voters}
+        if len(voters) > len(self._manifest.coordinators):
+            self._manifest = ClusterManifest(self._manifest.cluster_id, voters, complete=True)
+        if len(self._manifest.coordinators) > len(self._spec.cluster.coordinators):
+            for node_id in self._known.current.values():
+                if self._told.get(node_id) != self._manifest:
+                    self._begin(("tell", node_id), self._tell(node_id, self._manifest))
+
+    async def _tell(self, node_id: str, manifest: ClusterManifest) -> None:
+        secret = self._settings.transport.secret or SecretStr("")
+        ref = await asyncio.to_thread(nodes.settle_at, node_id, self._settings.data_dir, manifest, secret)
+        problem: RayQueueError | None = await asyncio.wait_for(ref, _IDENTIFY_S)
+        if problem is not None:
+            raise problem
+        self._told[node_id] = manifest
+
+    def _grow(self, view: ClusterView) -> None:
+        if self._expects_more():
+            return
+        unmade = {NodeId(node) for group_id, node in view.unmade if group_id == COORDINATOR}
+        wanted = self._settings.cluster.coordinators
+        step = growth.next_step(wanted, self._coordinators, view.members, unmade, self._alive())
+        if step is not None:
+            self._begin("growth", self._take_growth(step))
+
+    async def _take_growth(self, step: growth.Step) -> None:
+        _log.info("the coordinator's group grows: %s", step)
+        match step:
+            case growth.Place(node, broker):
+                await self._change(PlaceCoordinator(COORDINATOR, node, broker))
+            case growth.AddLearner(node):
+                await self._change_members(lambda members: members.with_learner(node))
+            case growth.Promote(node, ready):
+                for each in ready:
+                    handle = await self._handle(ReplicaKey(COORDINATOR, each))
+                    await asyncio.wait_for(handle.address.remote(), _READY_S)
+                await self._change_members(lambda members: members.with_voter(node))
+
+    async def _change_members(self, change: Callable[[Members], Members]) -> None:
+        await self._asked(lambda answer: self._replica.change_members(change, answer))
+
     # -- what there should be --------------------------------------------------------------------
 
-    def _coordinators(self) -> list[Wanted]:
+    def _wanted_coordinators(self, view: ClusterView) -> list[Wanted]:
         return [
-            Wanted(ReplicaKey(COORDINATOR, node), broker, unmade=False)
-            for node, broker in self._manifest.coordinators.items()
+            Wanted(ReplicaKey(COORDINATOR, node), broker, unmade=(COORDINATOR, node) in view.unmade)
+            for node, broker in self._coordinators.items()
         ]
 
     def _replicas(self, view: ClusterView) -> list[Wanted]:
@@ -343,7 +412,8 @@ class Keeper:
                 COORDINATOR,
                 key.node_id,
                 self._settings,
-                voters=tuple(self._manifest.coordinators),
+                create=create,
+                voters=None,  # what is made here joins a group that there is
                 host=host,
                 cluster=self._manifest,
             )

@@ -31,6 +31,7 @@ from rayqueue.actors.home import ClusterManifest, Home
 from rayqueue.actors.names import COORDINATOR, actor_name
 from rayqueue.actors.nodes import RayNode
 from rayqueue.actors.start import start_coordinator
+from rayqueue.cluster.growth import coordinators_for
 from rayqueue.config import Settings
 from rayqueue.errors import ClusterStartError, RayQueueError, StorageError
 from rayqueue.ids import NodeId
@@ -46,7 +47,6 @@ _SETTLE_S = 20.0
 _LOOK_AGAIN_S = 0.2
 _ASK_S = 2.0
 _ASK_AGAIN_S = 0.02
-_ENOUGH_FOR_MANY = 3
 
 
 @ray.remote(num_cpus=0, max_restarts=0)
@@ -112,7 +112,7 @@ def known_cluster(homes: Iterable[Home]) -> ClusterManifest | None:
     for each in sorted(homes, key=lambda each: each.broker):
         if each.cluster is not None:
             known = found.get(each.cluster.cluster_id)
-            if known is None or not known.complete:
+            if known is None or _rank(each.cluster) > _rank(known):
                 found[each.cluster.cluster_id] = each.cluster
             where.setdefault(each.cluster.cluster_id, []).append(each.broker)
     if len(found) > 1:
@@ -121,9 +121,14 @@ def known_cluster(homes: Iterable[Home]) -> ClusterManifest | None:
     return next(iter(found.values()), None)
 
 
+def _rank(cluster: ClusterManifest) -> tuple[bool, int]:
+    """A node that was away while the coordinator's group grew knows fewer of its replicas."""
+    return cluster.complete, len(cluster.coordinators)
+
+
 def new_cluster(homes: Sequence[Home], coordinators: int, cluster_id: str) -> ClusterManifest:
     """Where the coordinator's replicas of a new cluster go: on different hosts, as far as there are any."""
-    count = min(coordinators, len(homes)) if len(homes) >= _ENOUGH_FOR_MANY else 1
+    count = coordinators_for(len(homes), coordinators)
     chosen: list[Home] = []
     left = sorted(homes, key=lambda each: (-each.free_bytes // (1 << 30), each.broker))
     while len(chosen) < count:

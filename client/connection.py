@@ -68,11 +68,14 @@ def connect(
     nothing: ``ClusterNotFoundError``.
 
     ``data_dir`` is where each node keeps its data, if the queue has to be started. What is found there is continued.
+    ``ConfigError`` if it runs already, on another directory.
     """
     settings = _merged(settings, namespace, data_dir)
     own_ray = _join_ray(address, create=create)
     rq = RayQueue(settings)
     _find_or_start(rq, create=create, own_ray=own_ray)
+    if data_dir is not None:
+        _check_data_dir(settings)
     return rq
 
 
@@ -309,6 +312,7 @@ def _join_ray(address: str | None, *, create: bool) -> bool:
     if found is not None and found != "local":
         try:
             _show_token()
+            _knock(found)
             with _by_loopback(found):
                 ray.init(address=found, log_to_driver=False, logging_level=logging.ERROR)
         except (ConnectionError, OSError, ValueError, RuntimeError) as error:
@@ -355,6 +359,25 @@ def _show_token() -> None:
 
     logging.getLogger(setup.__name__).setLevel(logging.ERROR)
     setup.maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
+
+
+def _knock(address: str) -> None:
+    """``ClusterNotFoundError`` at once if that Ray does not let us in; ``ray.init`` would try for 20 s."""
+    if not _listens(address):
+        return
+    from ray._raylet import GcsClient  # type: ignore[attr-defined]
+    from ray.exceptions import AuthenticationError, RpcError
+
+    try:
+        GcsClient(address=address)
+    except AuthenticationError:
+        raise ClusterNotFoundError(
+            f"the Ray at {address} does not let this process in: it has another token, and may be another user's. "
+            f'Say which Ray is meant (address=; "local" is a new one), or where its token is (RAY_AUTH_TOKEN_PATH)',
+            address=address,
+        ) from None
+    except RpcError as error:
+        _log.info("the Ray at %s does not answer: %s", address, error)  # ray.init finds out why
 
 
 def _by_loopback(address: str) -> contextlib.AbstractContextManager[None]:
@@ -411,6 +434,32 @@ def _find_or_start(rq: RayQueue, *, create: bool, own_ray: bool) -> None:
         if time.monotonic() > deadline_s:
             raise ClusterStartError("the cluster was started and is not there", missing=[])
     rq._ask_cluster(patience_ms)
+
+
+def _check_data_dir(settings: Settings) -> None:
+    """Whoever names a directory means that one: the records of another would be a surprise."""
+    wanted, namespace = settings.data_dir, settings.namespace
+    asked = {}
+    for name in found_actors(namespace):
+        if name.startswith(COORDINATOR_PREFIX):
+            with contextlib.suppress(ValueError):  # it went just now
+                asked[ray.get_actor(name, namespace).data_dir.remote()] = name
+    # One of them answered a moment ago, and all say the same.
+    ready, _ = ray.wait(list(asked), timeout=_ANSWERS_S) if asked else ([], [])
+    for ref in ready:
+        try:
+            running = Path(ray.get(ref))
+        except RayActorError as error:
+            _log.info("%s does not say where its data is: %s", asked[ref], error)
+            continue
+        if running not in (wanted, wanted.resolve()):
+            raise ConfigError(
+                f"the queue in namespace {namespace!r} of this Ray keeps its data in {running}, not in {wanted}: "
+                f"leave data_dir out to use it; or end it first (rq.shutdown(), `rayqueue down`); "
+                f"or run a second one in another namespace",
+                running=str(running),
+                wanted=str(wanted),
+            )
 
 
 def _start_by_actor(settings: Settings, deadline_s: float) -> None:

@@ -6,6 +6,7 @@ Owns these rows of the META table, and writes each change through to it:
     b<broker>              a broker
     t<name>                a topic
     u<group id>\\0<node>    a replica whose data was not made yet
+    k<node>                a replica of the coordinator that was added after the cluster was made
     d<group id>\\0<node>    a replica of a deleted topic that was not removed yet
 """
 
@@ -16,7 +17,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from rayqueue.cluster.commands import AlterTopic, CreateTopic, PutBroker
+from rayqueue.cluster.commands import AlterTopic, CreateTopic, PlaceCoordinator, PutBroker
 from rayqueue.cluster.placement import Placement, partition_group_id, replica_id
 from rayqueue.errors import InvalidInputError, RayQueueError, TopicExistsError, UnknownTopicError
 from rayqueue.log.store import LogStore, Table
@@ -27,6 +28,7 @@ _BROKER = b"b"
 _TOPIC = b"t"
 _UNMADE = b"u"
 _DOOMED = b"d"
+_COORDINATOR = b"k"
 
 
 class BrokerRow(msgspec.Struct, frozen=True, array_like=True):
@@ -180,6 +182,15 @@ class Catalog:
         self._bump_version()
         return True
 
+    def place_coordinator(self, command: PlaceCoordinator) -> None:
+        if command.node in self.coordinators or command.broker in self.coordinators.values():
+            return
+        replica = PlacedReplica(command.group_id, command.node, command.broker, "", 0)
+        self.coordinators[replica.node] = replica.broker
+        self._store.put(Table.META, _COORDINATOR + replica.node.encode(), _encode(replica))
+        self.unmade[replica.key] = replica
+        self._store.put(Table.META, replica.key.row_key(_UNMADE), _encode(replica))
+
     def replicas_made(self, replicas: Iterable[tuple[str, str]]) -> None:
         self._strike(self.unmade, _UNMADE, replicas)
 
@@ -231,6 +242,8 @@ class Catalog:
         self.brokers: dict[str, BrokerRow] = {}
         self.unmade: dict[ReplicaKey, PlacedReplica] = {}
         self.doomed: dict[ReplicaKey, PlacedReplica] = {}
+        self.coordinators: dict[str, str] = {}
+        """Those that were added, by their brokers."""
         self._attempts: dict[str, str] = {}
         self._placed: dict[str, dict[ReplicaKey, PlacedReplica]] = {}
         self._leaders: dict[str, int] = {}
@@ -244,6 +257,9 @@ class Catalog:
             self.topics[topic.info.name] = topic.info
             self._attempts[topic.info.name] = topic.attempt
             self._index(topic.info, topic.info.partitions)
+        for row in self._rows(_COORDINATOR):
+            added = msgspec.msgpack.decode(row, type=PlacedReplica)
+            self.coordinators[added.node] = added.broker
         for kind, table in ((_UNMADE, self.unmade), (_DOOMED, self.doomed)):
             for row in self._rows(kind):
                 replica = msgspec.msgpack.decode(row, type=PlacedReplica)

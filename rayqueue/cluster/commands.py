@@ -64,6 +64,17 @@ class DeleteTopic(Command, frozen=True):
     name: str
 
 
+class PlaceCoordinator(Command, frozen=True):
+    """The coordinator is to have one more replica, on this broker. It is unmade until ``ReplicasMade``. Answers None.
+
+    Void if that replica, or another one on that broker, has a place already.
+    """
+
+    group_id: str
+    node: str
+    broker: str
+
+
 class ReplicasMade(Command, frozen=True):
     """Their data exists from now on: if it is missing later, it was lost. Answers None."""
 
@@ -133,6 +144,7 @@ AnyCommand = (
     | CreateTopic
     | AlterTopic
     | DeleteTopic
+    | PlaceCoordinator
     | ReplicasMade
     | ReplicasRemoved
     | TakeProducerIds

@@ -27,6 +27,7 @@ from rayqueue.cluster.commands import (
     DeleteGroup,
     DeleteTopic,
     Nothing,
+    PlaceCoordinator,
     PutBroker,
     ReplicasMade,
     ReplicasRemoved,
@@ -89,6 +90,11 @@ class ClusterMachine:
         return self._catalog.unmade
 
     @property
+    def coordinators(self) -> Mapping[str, str]:
+        """The coordinator's replicas that were added after the cluster was made, by their brokers."""
+        return self._catalog.coordinators
+
+    @property
     def doomed(self) -> Mapping[ReplicaKey, PlacedReplica]:
         """Replicas of deleted topics that were not removed yet."""
         return self._catalog.doomed
@@ -124,6 +130,8 @@ class ClusterMachine:
                 return self._followed(command.name, catalog.alter_topic(command))
             case DeleteTopic(name):
                 return self._followed(name, catalog.delete_topic(name))
+            case PlaceCoordinator():
+                return catalog.place_coordinator(command)
             case ReplicasMade(replicas):
                 return catalog.replicas_made(replicas)
             case ReplicasRemoved(replicas):

@@ -24,6 +24,7 @@ from rayqueue.protocol.calls import GetStatus, ReplicaStatus, decode_coordinator
 from rayqueue.protocol.frames import Frame, Kind
 from rayqueue.protocol.topics import TopicInfo
 from rayqueue.raft.clients import ClientTransport
+from rayqueue.raft.members import Members
 from rayqueue.replica.replica import Answer, Deliver, Replica
 
 
@@ -38,6 +39,10 @@ class ClusterView(NamedTuple):
     unmade: frozenset[tuple[str, str]]
     """Raft group id and replica id."""
     doomed: tuple[PlacedReplica, ...]
+    coordinators: Mapping[NodeId, str]
+    """The coordinator's replicas that were added after the cluster was made, and their brokers."""
+    members: Members
+    """Of the coordinator's group."""
 
 
 class CoordinatorReplica(Replica):
@@ -88,6 +93,8 @@ class CoordinatorReplica(Replica):
                 dict(machine.brokers),
                 frozenset((key.group_id, key.node) for key in machine.unmade),
                 tuple(machine.doomed.values()),
+                {NodeId(node): broker for node, broker in machine.coordinators.items()},
+                self.members,
             )
             self._deliver([(answer, view)])
 
@@ -144,7 +151,7 @@ class CoordinatorService:
     def tick(self, now_s: float) -> None:
         self._coordinator.tick(now_s)
         machine = self._machine
-        seen = (self.leads, machine.version, len(machine.unmade), len(machine.doomed))
+        seen = (self.leads, machine.version, len(machine.unmade), len(machine.doomed), self._replica.members)
         if seen != self._seen:
             self._seen = seen
             self._on_change()

@@ -210,6 +210,10 @@ class Replica:
         return "follower" if self._store.node_id in self._engine.members.voters else "learner"
 
     @property
+    def members(self) -> Members:
+        return self._engine.members
+
+    @property
     def node_id(self) -> NodeId:
         return self._store.node_id
 

@@ -41,6 +41,27 @@ print(rq.cluster().cluster_id, [info.name for info in rq.topics()])
 """
 
 
+_STRANGER = """
+import os, sys, time
+import rayqueue
+began_s = time.monotonic()
+try:
+    rayqueue.connect(os.environ["THEIR_RAY"], create=False)
+except rayqueue.errors.ClusterNotFoundError as error:
+    print("another token" in str(error), time.monotonic() - began_s < 10)
+"""
+
+_WITH_TOKEN = """
+import os, subprocess, sys
+os.environ.update(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN="a" * 40)
+import ray
+from rayqueue.client.embedded import start_embedded_ray
+start_embedded_ray(cpus=1)
+stranger = {**os.environ, "RAY_AUTH_TOKEN": "b" * 40, "THEIR_RAY": ray.get_runtime_context().gcs_address}
+print(subprocess.run([sys.executable, "-c", sys.argv[1]], env=stranger, capture_output=True, text=True).stdout)
+"""
+
+
 @pytest.fixture(scope="module")
 def one_node() -> Iterator[RayCluster]:
     with ray_cluster("b1") as cluster:
@@ -111,6 +132,10 @@ def test_a_second_program_finds_it_by_address(one_node: RayCluster, rq: rayqueue
     assert run_driver(_LISTS, one_node.address, "rayqueue") == "['orders']"
 
 
+def test_a_ray_that_does_not_let_us_in_says_so_at_once() -> None:
+    assert run_driver(_WITH_TOKEN, _STRANGER) == "True True"
+
+
 def test_handles_share_connections_and_say_what_they_are(rq: rayqueue.RayQueue, one_node: RayCluster) -> None:
     copy = pickle.loads(pickle.dumps(rq))
     assert copy.routes is rq.routes
@@ -147,6 +172,18 @@ def test_the_queue_outlives_its_drivers_of_whom_one_started_it_and_shutdown_keep
     assert names(again) == ["left"]
     assert again.cluster().cluster_id == before.cluster_id
     again.shutdown()
+
+
+def test_another_data_directory_than_the_running_queues_is_refused(rq: rayqueue.RayQueue, tmp_path: Path) -> None:
+    running = rq.settings.data_dir
+    with pytest.raises(ConfigError, match="leave data_dir out") as refused:
+        rayqueue.connect(data_dir=tmp_path)
+    assert refused.value.details == {"running": str(running), "wanted": str(tmp_path)}
+    link = tmp_path / "link"
+    link.symlink_to(running)
+    for same in (running, str(running), link):
+        with rayqueue.connect(data_dir=same) as again:
+            assert names(again) == names(rq)
 
 
 def test_a_data_directory_of_another_namespaces_cluster_is_locked(rq: rayqueue.RayQueue) -> None:

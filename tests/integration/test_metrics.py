@@ -1,4 +1,4 @@
-"""What an operator sees: the figures that Prometheus scrapes from a node, and the dashboard's table of actors."""
+"""What an operator sees: the figures that Prometheus scrapes, and the dashboard's tables of actors and tasks."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from pathlib import Path
 
 import pytest
 import ray
-from ray.util.state import list_actors
+from ray.util.state import list_actors, list_tasks
 
 import rayqueue
 from rayqueue.client.embedded import RAY_SYSTEM_SETTINGS, loopback_only
 from rayqueue.config import MIB
 from rayqueue.testing import wait_for
+from rayqueue.testing.faults import kill_leader
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -151,3 +152,34 @@ def test_the_table_of_actors_reads_like_a_console(rq: rayqueue.RayQueue, dashboa
             for node in ("r1", "r2", "r3")
         },
     }
+
+
+def notices(dashboard: str) -> dict[str, str]:
+    """What each replica says of itself in the dashboard: its running notice, by replica."""
+    # By the dashboard's own API, with Ray's token.
+    found = list_tasks(address=dashboard, filters=[("state", "=", "RUNNING")], limit=1000)
+    told = [task.name.partition(": ") for task in found if task.func_or_class_name.endswith(".notice")]
+    return {who: text for who, _, text in told}
+
+
+def test_the_dashboard_shows_role_term_and_high_watermark(rq: rayqueue.RayQueue, dashboard: str) -> None:
+    def as_they_are() -> bool:
+        [partition] = rq.topic("orders").partitions
+        wanted = {f"orders-0 {each.node}": f"{each.role} of term {partition.term}" for each in partition.replicas}
+        shown = {who: text.partition(", ")[0] for who, text in notices(dashboard).items()}
+        return shown.pop("coordinator c1", "").startswith("leader of term ") and shown == wanted
+
+    wait_for(as_they_are, "the roles and terms of all replicas", timeout_s=30)
+    assert all(
+        re.search(r", high watermark \d+$", text)
+        for who, text in notices(dashboard).items()
+        if not who.startswith("coordinator")
+    )
+    killed = kill_leader(rq, "orders", 0)
+    former = f"orders-0 {killed.node}", f"leader of term {killed.term}"
+
+    def succeeded() -> bool:
+        shown = {(who, text.partition(", ")[0]) for who, text in notices(dashboard).items()}
+        return former not in shown and as_they_are()
+
+    wait_for(succeeded, "the next leader, and the former one as a follower", timeout_s=60)

@@ -20,6 +20,7 @@ from rayqueue.cluster.commands import (
     Join,
     Leave,
     Nothing,
+    PlaceCoordinator,
     PutBroker,
     Release,
     ReplicasMade,
@@ -153,6 +154,19 @@ def test_what_cannot_be_is_an_answer_and_changes_nothing(command: AnyCommand, lo
     assert isinstance(log.apply(command), InvalidInputError)
     assert log.machine.checkpoint() == before
     assert isinstance(log.apply(AlterTopic("nope", {})), UnknownTopicError)
+
+
+def test_a_coordinator_that_was_added_has_one_place_for_good(log: ClusterLog) -> None:
+    assert log.apply(PlaceCoordinator("coordinator", "c2", "b2")) is None
+    log.apply(PlaceCoordinator("coordinator", "c2", "b3"))  # it has a place
+    log.apply(PlaceCoordinator("coordinator", "c3", "b2"))  # so has that broker
+    for _ in range(2):
+        assert log.machine.coordinators == {"c2": "b2"}
+        assert [tuple(key) for key in log.machine.unmade] == [("coordinator", "c2")]
+        log.restart()
+    log.apply(ReplicasMade((("coordinator", "c2"),)))
+    log.restart()
+    assert (dict(log.machine.coordinators), dict(log.machine.unmade)) == ({"c2": "b2"}, {})
 
 
 def test_replicas_are_unmade_then_placed_then_doomed(log: ClusterLog) -> None:

@@ -89,3 +89,19 @@ def test_known_cluster_is_the_one_all_nodes_tell(tmp_path: Path) -> None:
     with pytest.raises(StorageError, match="different clusters: cluster-a on b1; cluster-b on b2"):
         known_cluster([home("b1", cluster=CLUSTER), home("b2", cluster=other)])
     shutil.rmtree(tmp_path)
+
+
+def test_a_node_that_has_not_heard_of_new_coordinators_takes_nothing_back(tmp_path: Path) -> None:
+    grown = ClusterManifest("cluster-a", {NodeId("c1"): "b1", NodeId("c2"): "b2", NodeId("c3"): "b3"}, complete=True)
+    settle(tmp_path, ClusterManifest("cluster-a", {NodeId("c1"): "b1"}, complete=True), SECRET)
+    settle(tmp_path, grown, SECRET)
+    settle(tmp_path, ClusterManifest("cluster-a", {NodeId("c1"): "b1"}, complete=True), SECRET)
+    assert load_cluster(tmp_path) == grown
+
+
+def test_of_several_nodes_the_one_that_knows_most_coordinators_is_believed() -> None:
+    old = ClusterManifest("cluster-a", {NodeId("c1"): "b1"}, complete=True)
+    grown = ClusterManifest("cluster-a", {NodeId("c1"): "b1", NodeId("c2"): "b2", NodeId("c3"): "b3"}, complete=True)
+    homes = [home("b1", cluster=old), home("b2", cluster=grown), home("b3", cluster=old)]
+    assert known_cluster(homes) == grown
+    assert known_cluster(reversed(homes)) == grown
