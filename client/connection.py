@@ -452,7 +452,7 @@ def _check_data_dir(settings: Settings) -> None:
         except RayActorError as error:
             _log.info("%s does not say where its data is: %s", asked[ref], error)
             continue
-        if running not in (wanted, wanted.resolve()):
+        if not {running, running.resolve()} & {wanted, wanted.resolve()}:
             raise ConfigError(
                 f"the queue in namespace {namespace!r} of this Ray keeps its data in {running}, not in {wanted}: "
                 f"leave data_dir out to use it; or end it first (rq.shutdown(), `rayqueue down`); "
