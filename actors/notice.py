@@ -7,7 +7,7 @@ an actor's tasks, the one that is RUNNING is what the replica is now; those that
 have ended are what it was, and for how long.
 
 A new role or term is shown within a second. The high watermark is as of the
-moment the notice began, and follows once a minute, not with each record: each
+moment the notice began, and follows every 15 seconds, not with each record: each
 notice is a call and a row in Ray's table of tasks. One that says nothing new is
 repeated after some minutes, for Ray calls all tasks of a driver failed some
 seconds after that driver has ended, those that go on among them.
@@ -31,7 +31,7 @@ from rayqueue.replica import Replica, Status
 _log = logging.getLogger(__name__)
 
 LOOK_EVERY_S = 1.0
-FOLLOW_EVERY_S = 60.0
+FOLLOW_EVERY_S = 15.0
 REPEAT_EVERY_S = 300.0
 
 Post = Callable[[int, str], object]
