@@ -14,7 +14,7 @@ count, and the rest is a median. Reads and Parquet take turns.
 ``write``     those rows from Parquet into a topic, exactly once (staged, then published)
 ``direct``    the same with delivery=at_least_once
 ``stream``    a streaming query from topic to topic, exactly once, 250,000 records per trigger
-``latency``   from ``send`` of one record to its copy in the output topic of a streaming query
+``latency``   from ``send`` of one record to its copy in the output topic of that query, once it has caught up
 
 ``--quick`` leaves ``read_all`` and ``direct`` out.
 """
@@ -63,12 +63,12 @@ class Size:
 def main() -> None:
     options = parser(__doc__ or "")
     options.add_argument("--engine", choices=("local", "raydp", "auto"), default="local")
-    options.add_argument("--records", type=int, help="default: 1,000,000 and 10,000,000; 300,000 with --quick")
+    options.add_argument("--records", type=int, help="default: 1,000,000 and 10,000,000; 200,000 with --quick")
     options.add_argument("--replication", type=int, default=1)
     given = options.parse_args()
     bench = Bench("spark_read", given)
     if bench.quick:
-        sizes = [Size(given.records or 300_000, warm=1, rounds=2)]
+        sizes = [Size(given.records or 200_000, warm=1, rounds=2)]
     elif given.records:
         large = given.records >= 5_000_000
         sizes = [Size(given.records, warm=1 if large else 3, rounds=3 if large else 7)]
@@ -99,7 +99,7 @@ class Run:
     def all(self, sizes: list[Size], engine: str) -> None:
         import rayqueue.spark
 
-        with self.bench.progress(2 + 5 * len(sizes)) as steps, ThreadPoolExecutor(1) as aside:
+        with self.bench.progress(8 * len(sizes)) as steps, ThreadPoolExecutor(1) as aside:
             steps.next("Spark starts, topics are filled")
             began_s = time.perf_counter()
             filled = aside.submit(self.fill, sizes[0])
@@ -115,9 +115,7 @@ class Run:
                     self.bench.add(**{f"{size.name}records": size.records})
                     self.read(size, steps)
                     self.write(size, steps)
-                    self.stream(size, steps)
-                steps.next("latency")
-                self.latency()
+                    self.stream(size, steps, last=number == len(sizes) - 1)
             finally:
                 rayqueue.spark.stop(self.spark)
 
@@ -184,68 +182,72 @@ class Run:
             {"write": "exactly_once"} if self.bench.quick else {"write": "exactly_once", "direct": "at_least_once"}
         )
         for name, delivery in deliveries.items():
-            rates = []
-            for turn in range(2 if self.bench.quick or size.name else 4):
-                before = self.count("sink")
-                began_s = time.perf_counter()
-                rows.write.format("rayqueue").options(topic="sink", delivery=delivery).mode("append").save()
-                seconds = time.perf_counter() - began_s
-                if self.count("sink") - before != size.records:
-                    raise SystemExit(f"{self.count('sink') - before} records were written")
-                if turn:
-                    rates.append(size.records / seconds)
-            self.add(size, name, rates)
+            self.write_once(rows.limit(COLUMN_RECORDS), COLUMN_RECORDS, delivery)
+            turns = 1 if self.bench.quick or size.name else 4
+            rates = [self.write_once(rows, size.records, delivery) for _ in range(turns)]
+            self.add(size, name, rates[1:] or rates)
+
+    def write_once(self, rows: Any, records: int, delivery: str) -> float:
+        before = self.count("sink")
+        began_s = time.perf_counter()
+        rows.write.format("rayqueue").options(topic="sink", delivery=delivery).mode("append").save()
+        seconds = time.perf_counter() - began_s
+        if self.count("sink") - before != records:
+            raise SystemExit(f"{self.count('sink') - before} records were written")
+        return records / seconds
 
     def count(self, topic: str) -> int:
         return sum(map(len, Lookup(self.rq).ranges([topic], Places(EARLIEST), Places(LATEST))))
 
     # -- unbounded -----------------------------------------------------------------------
 
-    def query(self, source: str, sink: str, checkpoint: str, **options: Any) -> Any:
-        frame = self.spark.readStream.format("rayqueue")
-        frame = frame.options(topic=source, columns="value", startingOffsets="earliest", **options).load()
-        writer = frame.writeStream.format("rayqueue")
-        return writer.options(topic=sink, checkpointLocation=str(self.home / f"checkpoint-{checkpoint}"))
-
-    def stream(self, size: Size, steps: Steps) -> None:
-        """Of several batches, the first of each query do not count: its processes start in them."""
-        steps.next("stream")
+    def query(self, size: Size, number: int) -> Any:
         batch = min(BATCH_RECORDS, size.records // 3)
+        frame = self.spark.readStream.format("rayqueue").options(topic=size.topic, columns="value")
+        frame = frame.options(startingOffsets="earliest", maxRecordsPerTrigger=batch).load()
+        checkpoint = str(self.home / f"checkpoint-{size.records}-{number}")
+        writer = frame.writeStream.format("rayqueue").options(topic="sink", checkpointLocation=checkpoint)
+        return writer.trigger(processingTime="0 seconds").start()
+
+    def stream(self, size: Size, steps: Steps, *, last: bool) -> None:
+        """The first batch of a query does not count, nor does the first query if there are several."""
         rates: list[float] = []
         queries = 1 if self.bench.quick or size.name else 3
         for number in range(queries):
+            steps.next("stream")
             before = self.count("sink")
-            writer = self.query(size.topic, "sink", f"{size.records}-{number}", maxRecordsPerTrigger=batch)
-            query = writer.trigger(availableNow=True).start()
-            query.awaitTermination()
-            if self.count("sink") - before != size.records:
-                raise SystemExit(f"{self.count('sink') - before} records were streamed")
-            batches = [each for each in query.recentProgress if each["numInputRows"]][1:]
-            rows = sum(each["numInputRows"] for each in batches)
-            rate = rows / sum(each["durationMs"]["triggerExecution"] for each in batches) * 1000
-            if number or queries == 1:
-                rates.append(rate)
+            query = self.query(size, number)
+            try:
+                query.processAllAvailable()
+                if self.count("sink") - before != size.records:
+                    raise SystemExit(f"{self.count('sink') - before} records were streamed")
+                batches = [each for each in query.recentProgress if each["numInputRows"]][1:]
+                rows = sum(each["numInputRows"] for each in batches)
+                rate = rows / sum(each["durationMs"]["triggerExecution"] for each in batches) * 1000
+                if number or queries == 1:
+                    rates.append(rate)
+                if last and number == queries - 1:
+                    steps.next("latency")
+                    self.latency(size)
+                    query.processAllAvailable()  # a query that is stopped in the middle complains at length
+            finally:
+                query.stop()
         self.add(size, "stream", rates)
 
-    def latency(self) -> None:
-        for name in ("ticks", "echo"):
-            self.topic(name, 1)
-        query = self.query("ticks", "echo", "echo").trigger(processingTime="0 seconds").start()
+    def latency(self, size: Size) -> None:
+        """Of the query that has caught up."""
         delays_ms: list[float] = []
-        try:
-            with self.rq.producer() as producer, self.rq.consumer("echo") as consumer:
-                for turn in range(LATENCY_WARM + (8 if self.bench.quick else 40)):
-                    value = b"tick %d" % turn
-                    began_s = time.perf_counter()
-                    producer.send("ticks", value).result()
-                    while not any(record.value == value for record in consumer.poll(timeout_ms=1000)):
-                        if time.perf_counter() - began_s > 120:
-                            raise SystemExit("a record never came out of the stream")
-                    if turn >= LATENCY_WARM:
-                        delays_ms.append((time.perf_counter() - began_s) * 1000)
-            query.processAllAvailable()  # a query that is stopped in the middle complains at length
-        finally:
-            query.stop()
+        with self.rq.producer() as producer, self.rq.consumer("sink", start="latest") as consumer:
+            consumer.poll(timeout_ms=0)
+            for turn in range(LATENCY_WARM + (8 if self.bench.quick else 40)):
+                value = b"tick %d" % turn
+                began_s = time.perf_counter()
+                producer.send(size.topic, value).result()
+                while not any(record.value == value for record in consumer.poll(timeout_ms=1000)):
+                    if time.perf_counter() - began_s > 120:
+                        raise SystemExit("a record never came out of the stream")
+                if turn >= LATENCY_WARM:
+                    delays_ms.append((time.perf_counter() - began_s) * 1000)
         self.bench.add(stream_latency_p50_ms=median(delays_ms), stream_latency_p95_ms=percentile(delays_ms, 95))
 
 
