@@ -15,7 +15,7 @@ from rayqueue.bridge.scan import read
 from rayqueue.spark.filters import Wanted
 from rayqueue.spark.options import ReadOptions
 from rayqueue.spark.schema import arrow_schema_of
-from rayqueue.spark.worker import connected_worker
+from rayqueue.spark.worker import connected
 
 
 @dataclass
@@ -37,7 +37,7 @@ class TopicReader(DataSourceReader):
 
     def partitions(self) -> Sequence[InputPartition]:
         options, wanted = self._options, self._wanted
-        lookup = Lookup(connected_worker(options.where))
+        lookup = Lookup(connected(options.where))
         topics = [name for name in options.topics if wanted.topics is None or name in wanted.topics]
         ranges = lookup.ranges(
             topics,
@@ -55,7 +55,7 @@ class TopicReader(DataSourceReader):
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         if isinstance(partition, RangePartition):  # Spark makes one of its own if there is nothing to read
-            yield from read(connected_worker(self._options.where), partition.range, self._schema, self._options.scan)
+            yield from read(connected(self._options.where), partition.range, self._schema, self._options.scan)
 
 
 class FilteredTopicReader(TopicReader):

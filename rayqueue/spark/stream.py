@@ -31,7 +31,7 @@ from rayqueue.protocol.topics import TopicInfo, TopicPartition
 from rayqueue.spark.options import StreamOptions
 from rayqueue.spark.reader import RangePartition
 from rayqueue.spark.schema import arrow_schema_of
-from rayqueue.spark.worker import connected_worker
+from rayqueue.spark.worker import connected
 
 Offset = dict[str, Any]
 
@@ -142,7 +142,7 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def read(self, partition: InputPartition) -> Iterator[Any]:
         if isinstance(partition, RangePartition):
             options = self._options.read
-            yield from read(connected_worker(options.where), partition.range, self._schema, options.scan)
+            yield from read(connected(options.where), partition.range, self._schema, options.scan)
 
     # -- progress --------------------------------------------------------------------------
 
@@ -166,7 +166,7 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         ]
 
     def _lookup(self) -> Lookup:
-        return Lookup(connected_worker(self._options.read.where))
+        return Lookup(connected(self._options.read.where))
 
     def _tell(self, lookup: Lookup, infos: Mapping[str, TopicInfo], offsets: Mapping[TopicPartition, int]) -> None:
         """Tell the group how far this is, for whoever looks at its lag."""

@@ -11,7 +11,8 @@ from __future__ import annotations
 import gc
 import sys
 
-from rayqueue.bridge.connection import Where, connected
+from rayqueue.bridge import connection
+from rayqueue.bridge.connection import Where
 from rayqueue.client.connection import RayQueue
 
 _DAEMON = "pyspark.daemon"
@@ -19,9 +20,9 @@ _DAEMON = "pyspark.daemon"
 _modules_settled = 0
 
 
-def connected_worker(place: Where) -> RayQueue:
+def connected(place: Where) -> RayQueue:
     """This process's connection, as ``rayqueue.bridge.connection.connected``; its objects are there to stay."""
-    rq = connected(place)
+    rq = connection.connected(place)
     settle()
     return rq
 

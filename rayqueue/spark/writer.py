@@ -27,7 +27,7 @@ from rayqueue.bridge.rows import Rows, RowSettings, check_write_columns
 from rayqueue.bridge.staging import SHARED, Hold, Piece, StageWriter, ensure_staging
 from rayqueue.client.connection import RayQueue
 from rayqueue.spark.options import WriteOptions
-from rayqueue.spark.worker import connected_worker
+from rayqueue.spark.worker import connected
 
 
 @dataclass
@@ -47,7 +47,7 @@ class _Task:
 
     def write(self, batches: Iterable[Any]) -> Staged:
         options = self.options
-        rq = connected_worker(options.where)
+        rq = connected(options.where)
         topics = Lookup(rq).topics(options.topics)
         context = TaskContext.get()
         number = context.partitionId() if context is not None else 0
@@ -74,7 +74,7 @@ class _Task:
 
     def _before(self, stage: int) -> None:
         """The first thing that is staged of a job that shares its staging topic."""
-        rq = connected_worker(self.options.where)
+        rq = connected(self.options.where)
         self.make_staging(rq, shared=True)
         Hold(rq, self.staging, self.job or "").take(stage)
 
@@ -95,14 +95,14 @@ class TopicWriter(DataSourceArrowWriter):
         staging = staging_of(options.writer) if options.writer is not None else SHARED
         self._task = _Task(options, staging, None if named else secrets.token_hex(8))
         if named and options.exactly_once:
-            self._task.make_staging(connected_worker(options.where), shared=False)
+            self._task.make_staging(connected(options.where), shared=False)
 
     def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:
         return self._task.write(iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         options, task = self._task.options, self._task
-        rq = connected_worker(options.where)
+        rq = connected(options.where)
         if options.writer is not None and options.batch_id is not None:
             publisher(options.where, task.staging, options.writer).publish(options.batch_id, _pieces(messages))
             return
@@ -111,7 +111,7 @@ class TopicWriter(DataSourceArrowWriter):
         self._release(rq, pieces)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        self._release(connected_worker(self._task.options.where), _pieces(messages))
+        self._release(connected(self._task.options.where), _pieces(messages))
 
     def _release(self, rq: RayQueue, pieces: Sequence[Piece]) -> None:
         task = self._task
@@ -126,7 +126,7 @@ class TopicStreamWriter(DataSourceStreamArrowWriter):
         check_write_columns(schema.names)
         self._task = _Task(options, staging_of(options.writer or ""), None)
         if options.exactly_once:
-            self._task.make_staging(connected_worker(options.where), shared=False)
+            self._task.make_staging(connected(options.where), shared=False)
 
     def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:
         return self._task.write(iterator)
@@ -157,5 +157,5 @@ def publisher(where: Where, staging: str, writer: str) -> Publisher:
     key = (where, staging, writer)
     known = _publishers.get(key)
     if known is None:
-        known = _publishers[key] = Publisher(connected_worker(where), staging, writer)
+        known = _publishers[key] = Publisher(connected(where), staging, writer)
     return known
