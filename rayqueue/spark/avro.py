@@ -1,7 +1,7 @@
 """Avro values as columns, by fastavro: Spark's own needs a jar that PySpark does not bring.
 
-A value is one Avro record without container or schema. Types are those of
-Spark's package spark-avro, which reads and writes the same bytes:
+A value is one Avro record without container or schema. Types follow those of
+Spark's package spark-avro:
 
     boolean, int, long, float, double, string, bytes    the same; fixed is binary, an enum is a string
     date, timestamp-millis, timestamp-micros            date, timestamp
