@@ -1,27 +1,32 @@
 """Spark and topics: read, aggregate, write and stream, beside Spark reading the same rows from Parquet.
 
-    python benchmarks/spark_read.py [--quick] [--json] [--engine local|raydp] [--records N]
+    python benchmarks/spark_read.py [--quick] [--json] [--engine local|raydp] [--replication R] [--records N]
 
-Records of 100 B in four partitions, one replica each unless ``--replication``
-says otherwise; two cores. Warm: medians after runs that do not count, and of
-reads and Parquet in turns.
+Records of 100 B, first 1,000,000 and then 10,000,000 of them unless ``--records``
+says how many; figures of the larger size have ``10m`` in their names. Four
+partitions (two with ``--quick``), one replica each unless ``--replication`` says
+otherwise; two cores. Everything is measured warm: what comes first does not
+count, and the rest is a median. Reads and Parquet take turns.
 
 ``read``      a full scan: count, sum of the values' lengths, largest offset; of these two columns only
 ``read_all``  the same with all eight columns asked for
-``parquet``   the same aggregate of the same rows in Parquet files (snappy, Spark's default), two columns
+``parquet``   the same aggregate of the same rows in Parquet files (snappy, Spark's default)
 ``write``     those rows from Parquet into a topic, exactly once (staged, then published)
 ``direct``    the same with delivery=at_least_once
-``stream``    a streaming query from topic to topic, exactly once, 250,000 records per trigger; without its first batch
-``latency``   from ``send`` of one record to its copy in the output topic of a streaming query
+``stream``    a streaming query from topic to topic, exactly once, 250,000 records per trigger
+``latency``   from ``send`` of one record to its copy in the output topic of that query, once it has caught up
+
+``--quick`` leaves ``read_all`` and ``direct`` out.
 """
 
 from __future__ import annotations
 
 import os
-import shutil
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -36,20 +41,46 @@ from rayqueue.client.embedded import embedded_ray
 
 RECORD_BYTES = 100
 COLUMN_RECORDS = 10_000
+BATCH_RECORDS = 250_000
+LATENCY_WARM = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """How much of everything."""
+
+    records: int
+    warm: int
+    rounds: int
+    name: str = ""
+    """Goes into the names of figures."""
+
+    @property
+    def topic(self) -> str:
+        return f"rows-{self.records}"
 
 
 def main() -> None:
     options = parser(__doc__ or "")
     options.add_argument("--engine", choices=("local", "raydp", "auto"), default="local")
-    options.add_argument("--records", type=int, help="default: 1,000,000; 200,000 with --quick")
+    options.add_argument("--records", type=int, help="default: 1,000,000 and 10,000,000; 200,000 with --quick")
     options.add_argument("--replication", type=int, default=1)
     given = options.parse_args()
     bench = Bench("spark_read", given)
-    records = given.records or (200_000 if bench.quick else 1_000_000)
+    if bench.quick:
+        sizes = [Size(given.records or 200_000, warm=1, rounds=2)]
+    elif given.records:
+        large = given.records >= 5_000_000
+        sizes = [Size(given.records, warm=1 if large else 3, rounds=3 if large else 7)]
+    else:
+        sizes = [Size(1_000_000, warm=3, rounds=7), Size(10_000_000, warm=1, rounds=3, name="10m_")]
+    for size in sizes:
+        if size.records % COLUMN_RECORDS:
+            raise SystemExit(f"--records must be a multiple of {COLUMN_RECORDS}")
     with bench.data_dir() as home, embedded_ray():
         rq = rayqueue.connect(data_dir=home / "data")
         try:
-            Run(bench, rq, home, records, given.replication).all(given.engine)
+            Run(bench, rq, home, given.replication).all(sizes, given.engine)
         finally:
             rq.shutdown()
     bench.table("Spark", ("figure", "value"), [*bench.figures.items()])
@@ -57,138 +88,167 @@ def main() -> None:
 
 
 class Run:
-    def __init__(self, bench: Bench, rq: RayQueue, home: Path, records: int, replication: int) -> None:
+    def __init__(self, bench: Bench, rq: RayQueue, home: Path, replication: int) -> None:
         self.bench = bench
         self.rq = rq
         self.home = home
-        self.records = records
         self.replication = replication
-        self.warm, self.rounds = (1, 2) if bench.quick else (3, 7)
+        self.partitions = 2 if bench.quick else 4
         self.spark: Any = None
 
-    def all(self, engine: str) -> None:
+    def all(self, sizes: list[Size], engine: str) -> None:
         import rayqueue.spark
 
-        with self.bench.progress(7) as steps:
-            steps.next(f"{self.records:,} records of {RECORD_BYTES} B")
-            self.fill()
-            steps.next("Spark starts")
+        with self.bench.progress(8 * len(sizes)) as steps, ThreadPoolExecutor(1) as aside:
+            steps.next("Spark starts, topics are filled")
             began_s = time.perf_counter()
+            filled = aside.submit(self.fill, sizes[0])
             self.spark = rayqueue.spark.session(self.rq, cores=2, engine=engine)  # type: ignore[arg-type]
-            runs = rayqueue.spark.engine_of(self.spark)
-            self.bench.note(engine=runs.engine)
-            self.bench.add(records=self.records, spark_start_s=time.perf_counter() - began_s)
             try:
-                self.read(steps)
-                self.write(steps)
-                self.stream(steps)
-                self.latency(steps)
+                filled.result()
+                self.bench.note(engine=rayqueue.spark.engine_of(self.spark).engine)
+                self.bench.add(start_s=time.perf_counter() - began_s)
+                self.topic("sink", self.partitions)
+                for number, size in enumerate(sizes):
+                    if number:
+                        self.fill(size)
+                    self.bench.add(**{f"{size.name}records": size.records})
+                    self.read(size, steps)
+                    self.write(size, steps)
+                    self.stream(size, steps, last=number == len(sizes) - 1)
             finally:
                 rayqueue.spark.stop(self.spark)
 
-    def fill(self) -> None:
-        self.rq.create_topic("rows", partitions=4, replication=self.replication)
+    def topic(self, name: str, partitions: int) -> None:
+        self.rq.create_topic(name, partitions=partitions, replication=self.replication)
+
+    def fill(self, size: Size) -> None:
+        self.topic(size.topic, self.partitions)
         values = [os.urandom(RECORD_BYTES) for _ in range(COLUMN_RECORDS)]
         with self.rq.producer() as producer:
-            for number in range(self.records // COLUMN_RECORDS):
-                producer.send_many("rows", values, partition=number % 4)
+            for number in range(size.records // COLUMN_RECORDS):
+                producer.send_many(size.topic, values, partition=number % self.partitions)
             producer.flush()
+
+    def add(self, size: Size, what: str, rates: list[float]) -> None:
+        rate = median(rates)
+        name = f"{what}_{size.name}"
+        self.bench.add(**{f"{name}rows_per_s": rate, f"{name}mb_per_s": rate * RECORD_BYTES / 1e6})
 
     # -- bounded -------------------------------------------------------------------------
 
     def frame(self, topic: str, **options: str) -> Any:
         return self.spark.read.format("rayqueue").options(topic=topic, **options).load()
 
-    def aggregate(self, frame: Any) -> float:
+    def aggregate(self, frame: Any, records: int) -> float:
         """Rows per second of one full scan."""
         from pyspark.sql import functions as F  # noqa: N812  # as everybody calls it
 
         began_s = time.perf_counter()
         (row,) = frame.agg(F.count("*").alias("n"), F.sum(F.length("value")).alias("b"), F.max("offset")).collect()
         seconds = time.perf_counter() - began_s
-        if (row.n, row.b) != (self.records, self.records * RECORD_BYTES):
-            raise SystemExit(f"read {row.n} rows of {row.b} bytes instead of {self.records}")
+        if (row.n, row.b) != (records, records * RECORD_BYTES):
+            raise SystemExit(f"read {row.n} rows of {row.b} bytes instead of {records}")
         return float(row.n / seconds)
 
-    def read(self, steps: Steps) -> None:
-        steps.next("the same rows as Parquet")
-        path = str(self.home / "parquet")
-        self.frame("rows", columns="value,offset,partition").write.parquet(path)
+    def parquet(self, size: Size) -> str:
+        return str(self.home / f"parquet-{size.records}")
+
+    def read(self, size: Size, steps: Steps) -> None:
+        steps.next(f"{size.records:,} rows as Parquet")
+        self.frame(size.topic, columns="value,offset,partition").write.parquet(self.parquet(size))
         frames: dict[str, Callable[[], Any]] = {
-            "read": lambda: self.frame("rows", columns="value,offset"),
-            "read_all": lambda: self.frame("rows"),
-            "parquet": lambda: self.spark.read.parquet(path),
+            "read": lambda: self.frame(size.topic, columns="value,offset"),
+            "parquet": lambda: self.spark.read.parquet(self.parquet(size)),
         }
+        if not self.bench.quick:
+            frames["read_all"] = lambda: self.frame(size.topic)
         steps.next("read, beside Parquet")
         rates: dict[str, list[float]] = {name: [] for name in frames}
-        for turn in range(self.warm + self.rounds):
+        for turn in range(size.warm + size.rounds):
             for name, frame in frames.items():  # in turns, so that what else the machine does falls on all alike
-                rate = self.aggregate(frame())
-                if turn >= self.warm:
+                rate = self.aggregate(frame(), size.records)
+                if turn >= size.warm:
                     rates[name].append(rate)
         for name in frames:
-            self.bench.add(**{f"{name}_rows_per_s": median(rates[name])})
+            self.add(size, name, rates[name])
         ratios = [ours / theirs for ours, theirs in zip(rates["read"], rates["parquet"], strict=True)]
-        self.bench.add(read_mb_per_s=median(rates["read"]) * RECORD_BYTES / 1e6, read_to_parquet=median(ratios))
+        self.bench.add(**{f"{size.name}read_to_parquet": median(ratios)})
 
-    def write(self, steps: Steps) -> None:
+    def write(self, size: Size, steps: Steps) -> None:
         steps.next("write")
-        rows = self.spark.read.parquet(str(self.home / "parquet")).select("value")
-        for name, delivery in (("write", "exactly_once"), ("direct", "at_least_once")):
-            topic = f"written-{name}"
-            self.rq.create_topic(topic, partitions=4, replication=self.replication)
-            rows.limit(20_000).write.format("rayqueue").options(topic=topic, delivery=delivery).mode("append").save()
-            began_s = time.perf_counter()
-            rows.write.format("rayqueue").options(topic=topic, delivery=delivery).mode("append").save()
-            rate = self.records / (time.perf_counter() - began_s)
-            self.bench.add(**{f"{name}_rows_per_s": rate, f"{name}_mb_per_s": rate * RECORD_BYTES / 1e6})
-            if self.count(topic) != self.records + 20_000:
-                raise SystemExit(f"{topic} has {self.count(topic)} records")
+        rows = self.spark.read.parquet(self.parquet(size)).select("value")
+        deliveries = (
+            {"write": "exactly_once"} if self.bench.quick else {"write": "exactly_once", "direct": "at_least_once"}
+        )
+        for name, delivery in deliveries.items():
+            self.write_once(rows.limit(COLUMN_RECORDS), COLUMN_RECORDS, delivery)
+            turns = 1 if self.bench.quick or size.name else 4
+            rates = [self.write_once(rows, size.records, delivery) for _ in range(turns)]
+            self.add(size, name, rates[1:] or rates)
+
+    def write_once(self, rows: Any, records: int, delivery: str) -> float:
+        before = self.count("sink")
+        began_s = time.perf_counter()
+        rows.write.format("rayqueue").options(topic="sink", delivery=delivery).mode("append").save()
+        seconds = time.perf_counter() - began_s
+        if self.count("sink") - before != records:
+            raise SystemExit(f"{self.count('sink') - before} records were written")
+        return records / seconds
 
     def count(self, topic: str) -> int:
         return sum(map(len, Lookup(self.rq).ranges([topic], Places(EARLIEST), Places(LATEST))))
 
     # -- unbounded -----------------------------------------------------------------------
 
-    def query(self, source: str, sink: str, **options: Any) -> Any:
-        self.rq.create_topic(sink, partitions=4, replication=self.replication)
-        frame = self.spark.readStream.format("rayqueue").options(topic=source, columns="value", **options).load()
-        writer = frame.writeStream.format("rayqueue")
-        return writer.options(topic=sink, checkpointLocation=str(self.home / f"checkpoint-{sink}"))
+    def query(self, size: Size, number: int) -> Any:
+        batch = min(BATCH_RECORDS, size.records // 3)
+        frame = self.spark.readStream.format("rayqueue").options(topic=size.topic, columns="value")
+        frame = frame.options(startingOffsets="earliest", maxRecordsPerTrigger=batch).load()
+        checkpoint = str(self.home / f"checkpoint-{size.records}-{number}")
+        writer = frame.writeStream.format("rayqueue").options(topic="sink", checkpointLocation=checkpoint)
+        return writer.trigger(processingTime="0 seconds").start()
 
-    def stream(self, steps: Steps) -> None:
-        steps.next("stream")
-        batch = min(250_000, self.records // 4)
-        writer = self.query("rows", "streamed", startingOffsets="earliest", maxRecordsPerTrigger=batch)
-        query = writer.trigger(availableNow=True).start()
-        query.awaitTermination()
-        batches = [each for each in query.recentProgress if each["numInputRows"]]
-        rows = sum(each["numInputRows"] for each in batches[1:])
-        seconds = sum(each["durationMs"]["triggerExecution"] for each in batches[1:]) / 1000
-        self.bench.add(stream_rows_per_s=rows / seconds, stream_mb_per_s=rows / seconds * RECORD_BYTES / 1e6)
-        if self.count("streamed") != self.records:
-            raise SystemExit(f"{self.count('streamed')} records were streamed")
+    def stream(self, size: Size, steps: Steps, *, last: bool) -> None:
+        """The first batch of a query does not count, nor does the first query if there are several."""
+        rates: list[float] = []
+        queries = 1 if self.bench.quick or size.name else 3
+        for number in range(queries):
+            steps.next("stream")
+            before = self.count("sink")
+            query = self.query(size, number)
+            try:
+                query.processAllAvailable()
+                if self.count("sink") - before != size.records:
+                    raise SystemExit(f"{self.count('sink') - before} records were streamed")
+                batches = [each for each in query.recentProgress if each["numInputRows"]][1:]
+                rows = sum(each["numInputRows"] for each in batches)
+                rate = rows / sum(each["durationMs"]["triggerExecution"] for each in batches) * 1000
+                if number or queries == 1:
+                    rates.append(rate)
+                if last and number == queries - 1:
+                    steps.next("latency")
+                    self.latency(size)
+                    query.processAllAvailable()  # a query that is stopped in the middle complains at length
+            finally:
+                query.stop()
+        self.add(size, "stream", rates)
 
-    def latency(self, steps: Steps) -> None:
-        steps.next("latency")
-        self.rq.create_topic("ticks", partitions=1, replication=self.replication)
-        query = self.query("ticks", "echo", startingOffsets="earliest").trigger(processingTime="0 seconds").start()
+    def latency(self, size: Size) -> None:
+        """Of the query that has caught up."""
         delays_ms: list[float] = []
-        try:
-            with self.rq.producer() as producer, self.rq.consumer("echo") as consumer:
-                for turn in range(8 if self.bench.quick else 40):
-                    value = b"tick %d" % turn
-                    began_s = time.perf_counter()
-                    producer.send("ticks", value).result()
-                    while not any(record.value == value for record in consumer.poll(timeout_ms=1000)):
-                        if time.perf_counter() - began_s > 120:
-                            raise SystemExit("a record never came out of the stream")
-                    if turn > 2:
-                        delays_ms.append((time.perf_counter() - began_s) * 1000)
-        finally:
-            query.stop()
+        with self.rq.producer() as producer, self.rq.consumer("sink", start="latest") as consumer:
+            consumer.poll(timeout_ms=0)
+            for turn in range(LATENCY_WARM + (8 if self.bench.quick else 40)):
+                value = b"tick %d" % turn
+                began_s = time.perf_counter()
+                producer.send(size.topic, value).result()
+                while not any(record.value == value for record in consumer.poll(timeout_ms=1000)):
+                    if time.perf_counter() - began_s > 120:
+                        raise SystemExit("a record never came out of the stream")
+                if turn >= LATENCY_WARM:
+                    delays_ms.append((time.perf_counter() - began_s) * 1000)
         self.bench.add(stream_latency_p50_ms=median(delays_ms), stream_latency_p95_ms=percentile(delays_ms, 95))
-        shutil.rmtree(self.home / "parquet", ignore_errors=True)
 
 
 if __name__ == "__main__":

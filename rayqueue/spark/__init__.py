@@ -6,8 +6,9 @@
 
 ``start.py`` starts Spark, and only ``raydp.py`` knows RayDP. ``source.py`` is what
 Spark knows as format "rayqueue"; ``options.py`` what may be said to it, ``reader.py``,
-``stream.py`` and ``writer.py`` what it does. ``frames.py`` has the one-liners,
-``values.py`` the columns inside values. What does not need Spark is ``rayqueue.bridge``.
+``stream.py`` and ``writer.py`` what it does, ``worker.py`` what makes its tasks cheap.
+``frames.py`` has the one-liners, ``values.py`` the columns inside values, ``avro.py``
+those in Avro. What does not need Spark is ``rayqueue.bridge``.
 
 Importing this package does not load Spark.
 """
@@ -17,6 +18,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from rayqueue.spark.avro import avro_schema
     from rayqueue.spark.frames import from_dataframe, stream_dataframe, to_dataframe
     from rayqueue.spark.start import Spark, engine_of, register, session, settings, stop
     from rayqueue.spark.values import decode_values, encode_values
@@ -31,12 +33,14 @@ _HOMES = {
     "to_dataframe": "frames",
     "stream_dataframe": "frames",
     "from_dataframe": "frames",
+    "avro_schema": "avro",
     "decode_values": "values",
     "encode_values": "values",
 }
 
 __all__ = [
     "Spark",
+    "avro_schema",
     "decode_values",
     "encode_values",
     "engine_of",

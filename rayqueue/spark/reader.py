@@ -9,13 +9,13 @@ from typing import Any
 from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 from pyspark.sql.types import StructType
 
-from rayqueue.bridge.connection import connected
 from rayqueue.bridge.lookup import Lookup
 from rayqueue.bridge.ranges import Range, split
 from rayqueue.bridge.scan import read
 from rayqueue.spark.filters import Wanted
 from rayqueue.spark.options import ReadOptions
 from rayqueue.spark.schema import arrow_schema_of
+from rayqueue.spark.worker import connected
 
 
 @dataclass

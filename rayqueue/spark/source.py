@@ -19,6 +19,7 @@ from rayqueue.spark.options import columns_option, read_options, stream_options,
 from rayqueue.spark.reader import FilteredTopicReader, TopicReader
 from rayqueue.spark.schema import schema_of
 from rayqueue.spark.stream import TopicStreamReader
+from rayqueue.spark.worker import settle
 from rayqueue.spark.writer import TopicStreamWriter, TopicWriter
 
 
@@ -28,6 +29,7 @@ class RayQueueDataSource(DataSource):
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
         super().__init__(options)
+        settle()
         self._options: dict[str, str] = {**self.defaults, **{name.lower(): value for name, value in options.items()}}
 
     @classmethod

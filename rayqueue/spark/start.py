@@ -39,6 +39,8 @@ JAVA_OPTIONS = " ".join(
 )
 """What Spark 4 and Ray's Java worker need of Java 17. Without java.math RayDP's master dies in the first conversion."""
 
+_CHECKPOINTS = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
+
 _ENGINE = "spark.rayqueue.engine"
 _REASON = "spark.rayqueue.reason"
 
@@ -126,6 +128,8 @@ def settings(configs: Mapping[str, str] | None = None) -> dict[str, str]:
         # A reader that takes filters is an error without this.
         "spark.sql.python.filterPushdown.enabled": "true",
         "spark.sql.execution.arrow.maxRecordsPerBatch": "20000",
+        # The usual one runs chmod in a process of its own for every file: a tenth of a second per micro-batch.
+        "spark.sql.streaming.checkpointFileManagerClass": _CHECKPOINTS,
         "spark.sql.session.timeZone": "UTC",
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",

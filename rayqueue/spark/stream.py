@@ -23,7 +23,6 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from rayqueue.bridge.connection import connected
 from rayqueue.bridge.lookup import Lookup
 from rayqueue.bridge.ranges import Range, clip, share, split
 from rayqueue.bridge.scan import read
@@ -32,6 +31,7 @@ from rayqueue.protocol.topics import TopicInfo, TopicPartition
 from rayqueue.spark.options import StreamOptions
 from rayqueue.spark.reader import RangePartition
 from rayqueue.spark.schema import arrow_schema_of
+from rayqueue.spark.worker import connected
 
 Offset = dict[str, Any]
 

@@ -1,24 +1,22 @@
 """Columns inside values: JSON, Avro, Arrow.
 
 - ``json``: a value is an object; fields that are missing are null.
-- ``avro``: a value is one Avro record without container; the schema is Avro's own JSON. Needs Spark's package
-  spark-avro, which PySpark does not bring.
+- ``avro``: a value is one Avro record without container; the schema is Avro's own JSON (``avro.py``).
 - ``arrow``: a value is an Arrow IPC stream of any number of rows, so a record becomes many rows.
 """
 
 from __future__ import annotations
 
-import contextlib
 import io
 from collections.abc import Iterator
 from typing import Any, Literal
 
-from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812  # as everybody calls it
 from pyspark.sql.types import StructField, StructType
 
-from rayqueue.errors import InvalidInputError, MissingDependencyError
+from rayqueue.errors import InvalidInputError
+from rayqueue.spark.avro import columns_of, decoder, encoder
 
 ValueFormat = Literal["json", "avro", "arrow"]
 _FORMATS = ("json", "avro", "arrow")
@@ -26,23 +24,15 @@ _PACKED = "_rayqueue_value"
 
 
 def decode_values(df: DataFrame, schema: str | StructType, value_format: ValueFormat = "json") -> DataFrame:
-    """The DataFrame with the fields of its values as columns, in place of ``value``."""
+    """The DataFrame with the fields of its values as columns, in place of ``value``. Null values have null fields."""
     _check(value_format)
     own = [name for name in df.columns if name != "value"]
     if value_format == "arrow":
         return _decode_arrow(df, schema, own)
-    if value_format == "json":
-        fields = df.withColumn(_PACKED, F.from_json(F.col("value").cast("string"), schema))
-    else:
-        with _avro_package():
-            fields = df.withColumn(_PACKED, _avro("from_avro", F.col("value"), str(schema)))
-    inside = fields.select(f"{_PACKED}.*").columns
-    for name in inside:
-        if name in own:
-            raise InvalidInputError(
-                f"field {name!r} is in the values and a column of records: select fewer columns, or rename it",
-                column=name,
-            )
+    if value_format == "avro":
+        return _decode_avro(df, schema, own)
+    fields = df.withColumn(_PACKED, F.from_json(F.col("value").cast("string"), schema))
+    _check_names(own, fields.select(f"{_PACKED}.*").columns)
     return fields.select(*own, f"{_PACKED}.*")
 
 
@@ -53,12 +43,12 @@ def encode_values(df: DataFrame, value_format: ValueFormat = "json", *, key: str
         if key is not None:
             raise InvalidInputError("a value in Arrow has many rows, so none of them can be the key")
         return df.mapInArrow(_pack_arrow, "value binary")
-    whole = F.struct(*[F.col(name) for name in df.columns])
     keys = [] if key is None else [F.col(key).cast("string").alias("key")]
-    if value_format == "json":
-        return df.select(F.to_json(whole).alias("value"), *keys)
-    with _avro_package():
-        return df.select(_avro("to_avro", whole).alias("value"), *keys)
+    if value_format == "avro":
+        keyed = df if key is None else df.withColumn(_PACKED, F.col(key).cast("string"))
+        pack = encoder(df.schema, None if key is None else _PACKED)
+        return keyed.mapInArrow(pack, "value binary" if key is None else "value binary, key string")
+    return df.select(F.to_json(F.struct(*[F.col(name) for name in df.columns])).alias("value"), *keys)
 
 
 def _check(value_format: str) -> None:
@@ -66,31 +56,25 @@ def _check(value_format: str) -> None:
         raise InvalidInputError(f"values are {', '.join(_FORMATS)}, not {value_format!r}", option="value_format")
 
 
-def _avro(function: str, *arguments: Any) -> Any:
-    from pyspark.sql.avro import functions as avro
-
-    return getattr(avro, function)(*arguments)
-
-
-@contextlib.contextmanager
-def _avro_package() -> Iterator[None]:
-    """Spark finds out when it looks at the query."""
-    try:
-        yield
-    except (TypeError, AnalysisException) as error:
-        if isinstance(error, AnalysisException) and "AVRO_NOT_LOADED" not in str(error):
-            raise
-        package = f"org.apache.spark:spark-avro_2.13:{_spark_version()}"
-        raise MissingDependencyError(
-            f"Spark's Avro package is not loaded: start Spark with configs={{'spark.jars.packages': '{package}'}}",
-            package="spark-avro",
-        ) from error
+def _check_names(own: list[str], inside: list[str]) -> None:
+    for name in inside:
+        if name in own:
+            raise InvalidInputError(
+                f"field {name!r} is in the values and a column of records: select fewer columns, or rename it",
+                column=name,
+            )
 
 
-def _spark_version() -> str:
-    import pyspark
-
-    return pyspark.__version__
+def _decode_avro(df: DataFrame, schema: str | StructType, own: list[str]) -> DataFrame:
+    if not isinstance(schema, str):
+        raise InvalidInputError("the schema of Avro values is Avro's own, as JSON text", option="value_schema")
+    fields = columns_of(schema)
+    _check_names(own, fields.names)
+    kept = [StructField(name, df.schema[name].dataType, df.schema[name].nullable) for name in own]
+    # A record without value has no fields, whatever the schema says.
+    found = [StructField(field.name, field.dataType, True) for field in fields.fields]
+    whole = StructType([*kept, *found])
+    return df.mapInArrow(decoder(schema, own, whole), whole)
 
 
 def _pack_arrow(batches: Iterator[Any]) -> Iterator[Any]:

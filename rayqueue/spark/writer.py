@@ -20,13 +20,14 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
-from rayqueue.bridge.connection import Where, connected
+from rayqueue.bridge.connection import Where
 from rayqueue.bridge.lookup import Lookup
 from rayqueue.bridge.publish import DirectWriter, Publisher, publish_once
 from rayqueue.bridge.rows import Rows, RowSettings, check_write_columns
 from rayqueue.bridge.staging import SHARED, Hold, Piece, StageWriter, ensure_staging
 from rayqueue.client.connection import RayQueue
 from rayqueue.spark.options import WriteOptions
+from rayqueue.spark.worker import connected
 
 
 @dataclass

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import io
+import json
 import os
 import signal
 import threading
 from collections import Counter
 from collections.abc import Iterator
+from datetime import date, datetime
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import fastavro
 import pyarrow as pa
 import pytest
 
@@ -26,7 +31,7 @@ from rayqueue.bridge.scan import read
 from rayqueue.bridge.staging import SHARED
 from rayqueue.client.connection import RayQueue
 from rayqueue.client.partitioners import consistent
-from rayqueue.errors import BridgeError, MissingDependencyError
+from rayqueue.errors import BridgeError
 from rayqueue.protocol.calls import Bounds, GetBounds, GetPosition, Trim
 from rayqueue.protocol.topics import TopicPartition
 from rayqueue.testing import wait_for
@@ -152,10 +157,48 @@ def test_one_liners_and_fields_inside_values(rq: RayQueue, spark: SparkSession) 
     assert packed.select("offset").distinct().count() == sum(values(rq, "packed").values()) < 100
 
 
-def test_avro_says_what_it_needs(rq: RayQueue, spark: SparkSession) -> None:
-    schema = '{"type": "record", "name": "r", "fields": [{"name": "id", "type": "long"}]}'
-    with pytest.raises(MissingDependencyError, match="spark-avro"):
-        rayqueue.spark.to_dataframe(rq, "orders", value_schema=schema, value_format="avro").collect()
+def test_avro_values_there_and_back(rq: RayQueue, spark: SparkSession) -> None:
+    rq.create_topic("avro", partitions=1, replication=1)
+    schema = (
+        "id long, name string, at timestamp, day date, price decimal(9,2), tags array<string>, "
+        "sizes map<string,int>, inside struct<x: double, raw: binary>"
+    )
+    moment, day = datetime(2026, 11, 16, 6, 0, 0, 123456), date(2026, 11, 16)  # noqa: DTZ001  # in the session's zone
+    rows = [
+        (1, "one", moment, day, Decimal("12.34"), ["a", None], {"m": 3}, (0.5, bytearray(b"\x00\xff"))),
+        (2, None, None, None, None, None, None, None),
+    ]
+    people = spark.createDataFrame(rows, schema)
+    rayqueue.spark.from_dataframe(rq, people, "avro", key="id", value_format="avro")
+    written = rayqueue.spark.avro_schema(people.schema)
+    back = rayqueue.spark.to_dataframe(
+        rq, "avro", columns=["key", "value"], value_schema=written, value_format="avro"
+    ).orderBy("id")
+    assert [tuple(row) for row in back.drop("key").collect()] == [tuple(row) for row in people.orderBy("id").collect()]
+    assert [bytes(row.key) for row in back.collect()] == [b"1", b"2"]
+    # What others write, and what Spark makes of it as a stream too.
+    other = {
+        "type": "record",
+        "name": "r",
+        "fields": [{"name": "id", "type": "int"}, {"name": "odd", "type": "boolean"}],
+    }
+    rq.create_topic("foreign", partitions=1, replication=1)
+    with rq.producer() as producer:
+        for number in range(5):
+            sink = io.BytesIO()
+            fastavro.schemaless_writer(sink, other, {"id": number, "odd": number % 2 == 1})
+            producer.send("foreign", sink.getvalue())
+        producer.send("foreign", None)
+        producer.flush()
+    read = rayqueue.spark.to_dataframe(
+        rq, "foreign", columns=["offset", "value"], value_schema=json.dumps(other), value_format="avro"
+    )
+    expected = [*((n, n, n % 2 == 1) for n in range(5)), (5, None, None)]
+    assert sorted(tuple(row) for row in read.collect()) == expected
+    with pytest.raises(PySparkException, match="not of this Avro schema"):
+        rayqueue.spark.to_dataframe(
+            rq, "orders", columns=["offset", "value"], value_schema=json.dumps(other), value_format="avro"
+        ).collect()
 
 
 def test_spark_that_finds_no_room_on_ray_runs_here_and_says_so(rq: RayQueue, spark: SparkSession) -> None:
