@@ -9,12 +9,13 @@ WORKERS ?= auto
 
 export RAY_USAGE_STATS_ENABLED := 0
 
-.PHONY: help setup demo test lint types imports unit integration format sim bench build clean
+.PHONY: help setup demo test lint types imports unit integration chaos format sim bench build clean
 
 help:
 	@echo "make demo                      set up, then show that a killed leader loses nothing"
 	@echo "make test                      set up, then lint, types, import rules and tests"
 	@echo "make sim SCHEDULES=n SEED=s    n seeded fault schedules of the simulator; WORLD=cluster: of the coordinator"
+	@echo "make chaos                     nodes, leaders, drivers and queries killed on real clusters; some minutes"
 	@echo "make bench [QUICK=1]           every published figure, measured again"
 	@echo "make format                    let ruff rewrite what it can"
 	@echo "make lint types imports unit integration    the parts of make test"
@@ -44,8 +45,12 @@ unit: setup
 # Two files at a time: starting a Ray is mostly waiting. The deadlines in them leave room for that, but for the tests
 # that promise how soon something happens: those have the machine to themselves.
 integration: setup
-	$(PYTHON) -m pytest tests/integration -m "not alone" -n 2 --dist loadfile --max-worker-restart 0
+	$(PYTHON) -m pytest tests/integration -m "not alone" -n 2 --dist loadfile --max-worker-restart 0 --durations 10
 	$(PYTHON) -m pytest tests/integration -m alone
+
+# Whole nodes and drivers die in these, and are waited for. CI runs them after `make test`.
+chaos: setup
+	$(PYTHON) -m pytest tests/chaos --durations 0
 
 format: setup
 	$(PYTHON) -m ruff check --fix

@@ -1,4 +1,4 @@
-"""CI's slice of the cluster's campaign, and the proof that it would notice.
+"""A slice of the cluster's campaign, and the proof that it would notice. CI runs a longer one (``.ci/run``).
 
 The whole campaign is ``make sim WORLD=cluster SCHEDULES=20000 SEED=1``.
 """
@@ -19,7 +19,7 @@ from tests.sim.cluster_world import ClusterWorld
 # Seconds of CPU, not of waiting: how long they take depends on what else the machine does.
 pytestmark = pytest.mark.timeout(600)
 
-SCHEDULES = 300
+SCHEDULES = 100
 MUTATION_SCHEDULES = 100
 
 
