@@ -40,7 +40,7 @@ from ray.exceptions import RayError
 from rayqueue.actors.endpoint import Endpoint
 from rayqueue.actors.metrics import report_metrics
 from rayqueue.actors.names import actor_name, check_id, topic_partition
-from rayqueue.actors.notice import Notices, keep_notice, post_by
+from rayqueue.actors.notice import Notices, keep_notice, post_by, show_class
 from rayqueue.actors.replies import Reply
 from rayqueue.config import Settings
 from rayqueue.errors import InvalidInputError, RayQueueError, StorageError
@@ -172,6 +172,7 @@ class MemberActor(Generic[ReplicaT]):
     @ray.method(concurrency_group="control")
     async def notice(self, number: int) -> None:
         """Lasts for as long as the name of this call is true, which the dashboard shows. See ``actors.notice``."""
+        show_class(type(self).__name__)
         await self._notices.last(number)
 
     @ray.method(concurrency_group="control")

@@ -175,6 +175,10 @@ def test_the_dashboard_shows_role_term_and_high_watermark(rq: rayqueue.RayQueue,
         for who, text in notices(dashboard).items()
         if not who.startswith("coordinator")
     )
+    alive = list_actors(address=dashboard, filters=[("state", "=", "ALIVE")])
+    titles = [Path(f"/proc/{actor.pid}/cmdline").read_text() for actor in alive if actor.class_name == "ReplicaActor"]
+    assert len(titles) == 3
+    assert not [title for title in titles if "term" in title], "each would be a new series of Ray's own figures"
     killed = kill_leader(rq, "orders", 0)
     former = f"orders-0 {killed.node}", f"leader of term {killed.term}"
 
