@@ -42,7 +42,7 @@ from rayqueue.client.embedded import embedded_ray
 RECORD_BYTES = 100
 COLUMN_RECORDS = 10_000
 BATCH_RECORDS = 250_000
-LATENCY_WARM = 5
+LATENCY_WARM = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,7 +239,7 @@ class Run:
         delays_ms: list[float] = []
         with self.rq.producer() as producer, self.rq.consumer("sink", start="latest") as consumer:
             consumer.poll(timeout_ms=0)
-            for turn in range(LATENCY_WARM + (8 if self.bench.quick else 40)):
+            for turn in range(LATENCY_WARM + (4 if self.bench.quick else 40)):
                 value = b"tick %d" % turn
                 began_s = time.perf_counter()
                 producer.send(size.topic, value).result()
