@@ -102,13 +102,12 @@ class Run:
         with self.bench.progress(8 * len(sizes)) as steps, ThreadPoolExecutor(1) as aside:
             steps.next("Spark starts, topics are filled")
             began_s = time.perf_counter()
-            filled = aside.submit(self.fill, sizes[0])
+            filled = aside.submit(self.prepare, sizes[0])
             self.spark = rayqueue.spark.session(self.rq, cores=2, engine=engine)  # type: ignore[arg-type]
             try:
                 filled.result()
                 self.bench.note(engine=rayqueue.spark.engine_of(self.spark).engine)
                 self.bench.add(start_s=time.perf_counter() - began_s)
-                self.topic("sink", self.partitions)
                 for number, size in enumerate(sizes):
                     if number:
                         self.fill(size)
@@ -119,11 +118,15 @@ class Run:
             finally:
                 rayqueue.spark.stop(self.spark)
 
-    def topic(self, name: str, partitions: int) -> None:
-        self.rq.create_topic(name, partitions=partitions, replication=self.replication)
+    def prepare(self, size: Size) -> None:
+        self.topic("sink")
+        self.fill(size)
+
+    def topic(self, name: str) -> None:
+        self.rq.create_topic(name, partitions=self.partitions, replication=self.replication)
 
     def fill(self, size: Size) -> None:
-        self.topic(size.topic, self.partitions)
+        self.topic(size.topic)
         values = [os.urandom(RECORD_BYTES) for _ in range(COLUMN_RECORDS)]
         with self.rq.producer() as producer:
             for number in range(size.records // COLUMN_RECORDS):
