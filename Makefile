@@ -15,7 +15,7 @@ help:
 	@echo "make demo                      set up, then show that a killed leader loses nothing"
 	@echo "make test                      set up, then lint, types, import rules and tests"
 	@echo "make sim SCHEDULES=n SEED=s    n seeded fault schedules of the simulator; WORLD=cluster: of the coordinator"
-	@echo "make chaos                     nodes, leaders, drivers and queries killed on real clusters; some minutes"
+	@echo "make chaos                     nodes, coordinators, leaders, drivers and queries killed on real clusters; some minutes"
 	@echo "make bench [QUICK=1]           every published figure, measured again"
 	@echo "make format                    let ruff rewrite what it can"
 	@echo "make lint types imports unit integration    the parts of make test"
