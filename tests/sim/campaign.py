@@ -24,8 +24,8 @@ from functools import partial
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from tests.sim.checker import BrokenError
 from tests.sim.cluster_world import ClusterOutcome, ClusterWorld
+from tests.sim.invariants import BrokenError
 from tests.sim.world import Outcome, World
 
 CHUNK = 25
@@ -48,9 +48,9 @@ def run_seed(seed: int, world: str = "partition") -> Result:
     try:
         outcome = WORLDS[world](seed).run()
     except BrokenError as broken:
-        return Result(seed, 0, 0, broken.kind, str(broken))
+        return Result(seed, 0, 0, broken.invariant.kind, str(broken))
     except Exception:  # noqa: BLE001
-        # The engine stopped itself rather than diverge. Nothing diverged, but it must not happen either.
+        # A bug of the simulator, or a replica that ended in a way that it should not even know.
         return Result(seed, 0, 0, "lost", traceback.format_exc())
     return Result(seed, outcome.acked, outcome.snapshots, None, "")
 

@@ -1,7 +1,7 @@
 """What must hold in every schedule, checked while it runs and after it.
 
 While it runs:
-- one leader per term, and it holds everything that was ever committed;
+- one leader per term, and it holds everything that was committed before that term;
 - an entry that one replica committed at an index is the one that every replica commits there;
 - an acknowledged batch is on the disk of a majority of the voters at that moment;
 - a confirmed leader knows everything that was acknowledged before it was asked.
@@ -23,18 +23,11 @@ from rayqueue.log.store import Entry, Table
 from rayqueue.partition import Appended, Partition
 from rayqueue.raft.members import Members
 from rayqueue.records import BatchHeader
+from tests.sim.invariants import BrokenError, Invariant
 
 if TYPE_CHECKING:
     from tests.sim.node import EngineNode, SimNode
     from tests.sim.world import World
-
-
-class BrokenError(AssertionError):
-    """An invariant does not hold. ``kind`` is what the campaign counts it as."""
-
-    def __init__(self, kind: str, text: str) -> None:
-        super().__init__(text)
-        self.kind = kind
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,15 +44,32 @@ class LogChecker:
     def __init__(self) -> None:
         self.committed: dict[Index, Entry] = {}
         self.last_committed = Index(0)
+        self.committed_in: dict[Index, int] = {}
+        """The term in which an entry was committed at the latest: that of whoever was first seen to know it."""
         self.leaders: dict[int, NodeId] = {}
 
     def after_step(self, node: EngineNode) -> None:
         engine = node.engine
         if engine.is_leader:
-            first = self.leaders.setdefault(engine.term, node.node_id)
-            if first != node.node_id:
-                raise BrokenError("lost", f"{first} and {node.node_id} both lead term {engine.term}")
+            first = self.leaders.get(engine.term)
+            if first is None:
+                self.leaders[engine.term] = node.node_id
+                self.on_new_leader(node)
+            elif first != node.node_id:
+                raise BrokenError(Invariant.ONE_LEADER, f"{first} and {node.node_id} both lead term {engine.term}")
         self.watch_commit(node)
+
+    def on_new_leader(self, node: EngineNode) -> None:
+        """It may have won late, when a newer term has begun already: what was committed there is not asked of it."""
+        term, store = node.engine.term, node.disk
+        for index in range(store.base_index + 1, self.last_committed + 1):
+            known = self.committed.get(Index(index))
+            if known is not None and self.committed_in[known.index] < term and store.term_at(known.index) != known.term:
+                raise BrokenError(
+                    Invariant.LEADER_COMPLETENESS,
+                    f"{node.node_id} leads term {term} and lacks entry {index} of term {known.term}, "
+                    f"which was committed in term {self.committed_in[known.index]}",
+                )
 
     def watch_commit(self, node: EngineNode) -> None:
         """Compare what this replica committed since the last look with what anybody committed there."""
@@ -70,9 +80,10 @@ class LogChecker:
         while index <= engine.commit:
             entry = store.entry(index)
             known = self.committed.setdefault(index, entry)
+            self.committed_in.setdefault(index, engine.term)
             if (known.term, known.crc) != (entry.term, entry.crc):
                 raise BrokenError(
-                    "lost",
+                    Invariant.ONE_LOG,
                     f"{node.node_id} committed entry {index} of term {entry.term}, somebody else one of {known.term}",
                 )
             index = Index(index + 1)
@@ -89,25 +100,19 @@ class Checker(LogChecker):
 
     # -- while it runs -----------------------------------------------------------------
 
-    def on_new_leader(self, node: SimNode) -> None:
-        index = self.last_committed
-        if index <= node.disk.base_index:
-            return
-        known = self.committed[index]
-        if node.disk.term_at(index) != known.term:
-            raise BrokenError("lost", f"new leader {node.node_id} lacks committed entry {index} of term {known.term}")
-
     def acknowledged(self, node: SimNode, ack: Ack) -> None:
         known = self.acks.setdefault((ack.producer_id, ack.sequence), ack)
         if known != ack:
-            raise BrokenError("lost", f"two answers for one batch: {known} and {ack}")
+            raise BrokenError(Invariant.ONE_ANSWER, f"two answers for one batch: {known} and {ack}")
         # The entry that holds the batch: the answer's own row says which.
         row = node.machine.locate(ack.base_offset)
         if row is None:
             return  # trimmed already
         entry = self.committed.get(row)
         if entry is None:
-            raise BrokenError("lost", f"{ack} was acknowledged by {node.node_id} before it was committed")
+            raise BrokenError(
+                Invariant.ON_A_MAJORITY, f"{ack} was acknowledged by {node.node_id} before it was committed"
+            )
         self.acked_index = max(self.acked_index, row)
         holders = [
             other.node_id
@@ -119,7 +124,9 @@ class Checker(LogChecker):
         memberships = [Members.decode(row) for _, row in node.disk.scan(Table.MEMBERS, reverse=True)][:2]
         if not any(members.is_majority(holders) for members in memberships):
             voters = sorted(memberships[0].voters)
-            raise BrokenError("lost", f"{ack} was acknowledged, but only {holders} of {voters} have it on disk")
+            raise BrokenError(
+                Invariant.ON_A_MAJORITY, f"{ack} was acknowledged, but only {holders} of {voters} have it on disk"
+            )
 
     # -- after healing --------------------------------------------------------------------
 
@@ -131,7 +138,7 @@ class Checker(LogChecker):
         for index in range(1, last + 1):
             entry = self.committed.get(Index(index))
             if entry is None:
-                raise BrokenError("lost", f"nobody remembers committed entry {index} of {last}")
+                raise BrokenError(Invariant.ONE_LOG, f"nobody remembers committed entry {index} of {last}")
             reference.append([entry])
             if entry.payload[0] < 4:
                 continue
@@ -141,21 +148,21 @@ class Checker(LogChecker):
         expected = machine.checkpoint()
         for node in nodes:
             if node.engine.applied != last:
-                raise BrokenError("stuck", f"{node.node_id} applied {node.engine.applied} of {last}")
+                raise BrokenError(Invariant.PROGRESS, f"{node.node_id} applied {node.engine.applied} of {last}")
             if node.machine.checkpoint() != expected:
-                raise BrokenError("lost", f"{node.node_id} has another state than the log gives")
+                raise BrokenError(Invariant.SAME_STATE, f"{node.node_id} has another state than the log gives")
             self._check_rows(node, reference)
         self._check_acks(accepted)
 
     def _check_rows(self, node: SimNode, reference: MemoryStore) -> None:
         if node.machine.first_needed() <= node.disk.base_index:
-            raise BrokenError("lost", f"{node.node_id} trimmed what readers may still ask for")
+            raise BrokenError(Invariant.READABLE, f"{node.node_id} trimmed what readers may still ask for")
         # Rows before the first readable batch are swept a few at a time, so replicas may differ there.
         start = node.machine.start_offset
         first = next(reference.scan(Table.OFFSETS, stop=(start + 1).to_bytes(8, "big"), reverse=True), (b"", b""))[0]
         for table, begin in ((Table.OFFSETS, first), (Table.PRODUCERS, b""), (Table.GROUPS, b"")):
             if list(node.disk.scan(table, begin)) != list(reference.scan(table, begin)):
-                raise BrokenError("lost", f"{node.node_id} has other {table.name} than the log gives")
+                raise BrokenError(Invariant.SAME_STATE, f"{node.node_id} has other {table.name} than the log gives")
 
     def _check_acks(self, accepted: list[tuple[int, BatchHeader]]) -> None:
         where: dict[tuple[int, int], int] = {}
@@ -164,14 +171,14 @@ class Checker(LogChecker):
         for base_offset, header in accepted:
             key = (header.producer_id, header.sequence)
             if key in where:
-                raise BrokenError("lost", f"batch {key} is there twice, at {where[key]} and {base_offset}")
+                raise BrokenError(Invariant.IN_PLACE, f"batch {key} is there twice, at {where[key]} and {base_offset}")
             if base_offset != offset:
-                raise BrokenError("lost", f"offsets are not dense: {base_offset} follows {offset}")
+                raise BrokenError(Invariant.IN_PLACE, f"offsets are not dense: {base_offset} follows {offset}")
             if header.sequence <= newest.get(header.producer_id, -1):
-                raise BrokenError("lost", f"batch {key} is out of its producer's order")
+                raise BrokenError(Invariant.IN_PLACE, f"batch {key} is out of its producer's order")
             where[key] = base_offset
             newest[header.producer_id] = header.sequence
             offset += header.count
         for key, ack in self.acks.items():
             if where.get(key) != ack.base_offset:
-                raise BrokenError("lost", f"{ack} was acknowledged and is at {where.get(key)} now")
+                raise BrokenError(Invariant.IN_PLACE, f"{ack} was acknowledged and is at {where.get(key)} now")

@@ -8,7 +8,8 @@ from rayqueue.errors import RayQueueError
 from rayqueue.ids import NodeId
 from rayqueue.partition import Appended
 from rayqueue.records import RecordBatch
-from tests.sim.checker import Ack, BrokenError
+from tests.sim.checker import Ack
+from tests.sim.invariants import BrokenError, Invariant
 
 if TYPE_CHECKING:
     from tests.sim.node import SimNode
@@ -95,7 +96,7 @@ class SimProducer:
             self._fill()
         elif attempt == self.attempt:
             if isinstance(result, RayQueueError) and not result.retriable:
-                raise BrokenError("lost", f"producer {self.producer_id} was refused for good: {result!r}")
+                raise BrokenError(Invariant.ADMITTED, f"producer {self.producer_id} was refused for good: {result!r}")
             self.attempt += 1
             hint = result.details.get("leader") if isinstance(result, RayQueueError) else None
             self.target = hint
@@ -165,7 +166,9 @@ class Operator:
 
         def answer(result: Any) -> None:
             if result is None and node.engine.applied < known:
-                raise BrokenError("lost", f"{node.node_id} confirmed it leads and lacks acknowledged entry {known}")
+                raise BrokenError(
+                    Invariant.CONFIRMED, f"{node.node_id} confirmed it leads and lacks acknowledged entry {known}"
+                )
 
         node.confirm(answer)
 

@@ -30,7 +30,8 @@ from rayqueue.log.memory_store import MemoryStore
 from rayqueue.protocol import calls
 from rayqueue.protocol.calls import Assignment, Grant
 from rayqueue.protocol.topics import TopicInfo, TopicPartition
-from tests.sim.checker import BrokenError, LogChecker
+from tests.sim.checker import LogChecker
+from tests.sim.invariants import BrokenError, Invariant
 
 if TYPE_CHECKING:
     from tests.sim.cluster_members import Held, SimMember
@@ -78,12 +79,15 @@ class ClusterChecker(LogChecker):
             return
         if group.generation < self.generations.get(name, 0):
             raise BrokenError(
-                "lost", f"group {name} went from generation {self.generations[name]} to {group.generation}"
+                Invariant.GENERATIONS,
+                f"group {name} went from generation {self.generations[name]} to {group.generation}",
             )
         self.generations[name] = group.generation
         told = {member: each.grants() for member, each in group.members.items()}
         if self.told.setdefault((name, group.generation), told) != told:
-            raise BrokenError("lost", f"generation {group.generation} of group {name} is two different states")
+            raise BrokenError(
+                Invariant.GENERATIONS, f"generation {group.generation} of group {name} is two different states"
+            )
         self.topic_ids[name, group.generation] = {info.name: info.topic_id for info in self.reference.topics.values()}
         for member in group.members:
             self.member_since.setdefault((name, member), self.world.clock.now)
@@ -93,7 +97,9 @@ class ClusterChecker(LogChecker):
                 if key not in self.granted:
                     self.moves += 1
                 if self.granted.setdefault(key, member) != member:
-                    raise BrokenError("lost", f"{grant} was granted to {self.granted[key]} and to {member}")
+                    raise BrokenError(
+                        Invariant.ONE_OWNER, f"{grant} was granted to {self.granted[key]} and to {member}"
+                    )
 
     def topic_id(self, group: str, generation: int, topic: str) -> int:
         return self.topic_ids[group, generation][topic]
@@ -106,7 +112,7 @@ class ClusterChecker(LogChecker):
         def only_once(result: Any) -> None:
             nonlocal answered
             if answered:
-                raise BrokenError("lost", f"{call} was answered twice")
+                raise BrokenError(Invariant.TRUE_ANSWERS, f"{call} was answered twice")
             answered = True
             reply(result)
 
@@ -116,7 +122,9 @@ class ClusterChecker(LogChecker):
         if isinstance(result, Assignment):
             told = self.told.get((call.group, result.generation), {}).get(result.member)
             if told != result.grants or result.member != call.member:
-                raise BrokenError("lost", f"{node.node_id} answered {call} with {result}; the log says {told}")
+                raise BrokenError(
+                    Invariant.TRUE_ANSWERS, f"{node.node_id} answered {call} with {result}; the log says {told}"
+                )
             self.acks += 1
         elif isinstance(result, UnknownMemberError) and isinstance(call, calls.Heartbeat):
             group = self.reference.groups.get(call.group)
@@ -125,15 +133,19 @@ class ClusterChecker(LogChecker):
                 and call.member in group.members
                 and self.member_since[call.group, call.member] < asked_at
             ):
-                raise BrokenError("lost", f"{node.node_id} denied {call.member}, which is a member of {call.group}")
+                raise BrokenError(
+                    Invariant.TRUE_ANSWERS, f"{node.node_id} denied {call.member}, which is a member of {call.group}"
+                )
         elif isinstance(result, TopicInfo) and isinstance(call, calls.CreateTopic):
             if result.topic_id not in self.seen_topics:
-                raise BrokenError("lost", f"topic {result.name} was acknowledged before it was committed")
+                raise BrokenError(
+                    Invariant.TRUE_ANSWERS, f"topic {result.name} was acknowledged before it was committed"
+                )
             self.acks += 1
         elif isinstance(call, calls.NewProducerIds) and isinstance(result, int):
             for number in range(result, result + call.count):
                 if number in self.ids:
-                    raise BrokenError("lost", f"producer id {number} was handed out twice")
+                    raise BrokenError(Invariant.UNIQUE_IDS, f"producer id {number} was handed out twice")
                 self.ids[number] = 1
             self.acks += 1
 
@@ -161,7 +173,7 @@ class ClusterChecker(LogChecker):
                 and self._is_member(other.group, other.member)
             ):
                 raise BrokenError(
-                    "lost",
+                    Invariant.ONE_OWNER,
                     f"{who.member} took {each} of generation {held.generation} "
                     f"while {other.member} still had it of {theirs.generation}",
                 )
@@ -176,13 +188,15 @@ class ClusterChecker(LogChecker):
         place = (group, topic_id, number)
         if generation < self.newest.get(place, 0):
             raise BrokenError(
-                "lost",
+                Invariant.FENCED,
                 f"{who} committed to {topic_id}-{number} with generation {generation} "
                 f"after {self.newest[place]} had begun",
             )
         writer = self.writers.setdefault((*place, generation), who)
         if writer != who:
-            raise BrokenError("lost", f"{writer} and {who} both commit to {place} with generation {generation}")
+            raise BrokenError(
+                Invariant.ONE_OWNER, f"{writer} and {who} both commit to {place} with generation {generation}"
+            )
 
     # -- after healing ----------------------------------------------------------------------------------
 
@@ -190,14 +204,16 @@ class ClusterChecker(LogChecker):
         expected = self.reference.checkpoint()
         for node in self.world.nodes.values():
             if node.engine.applied != self.last_committed:
-                raise BrokenError("stuck", f"{node.node_id} applied {node.engine.applied} of {self.last_committed}")
+                raise BrokenError(
+                    Invariant.PROGRESS, f"{node.node_id} applied {node.engine.applied} of {self.last_committed}"
+                )
             if node.machine.checkpoint() != expected:
-                raise BrokenError("lost", f"{node.node_id} has another state than the log gives")
+                raise BrokenError(Invariant.SAME_STATE, f"{node.node_id} has another state than the log gives")
             reopened = ClusterMachine(node.disk)
             if {name: group.info() for name, group in reopened.groups.items()} != {
                 name: group.info() for name, group in self.reference.groups.items()
             }:
-                raise BrokenError("lost", f"{node.node_id} would start with other groups than it has")
+                raise BrokenError(Invariant.SAME_STATE, f"{node.node_id} would start with other groups than it has")
         for group in self.reference.groups.values():
             self._check_shares(group)
         self._check_topics()
@@ -211,13 +227,13 @@ class ClusterChecker(LogChecker):
             for partition in info.partitions
         }
         if set(group.owners) != exist:
-            raise BrokenError("stuck", f"group {group.name} owns {sorted(group.owners)} of {sorted(exist)}")
+            raise BrokenError(Invariant.SHARES, f"group {group.name} owns {sorted(group.owners)} of {sorted(exist)}")
         for giver in group.members.values():
             for taker in group.members.values():
                 movable = any(each.topic in taker.wish.topics for each in giver.owned)
                 if movable and len(giver.owned) - len(taker.owned) >= 2:
                     raise BrokenError(
-                        "stuck",
+                        Invariant.SHARES,
                         f"{giver.member} has {len(giver.owned)} partitions and {taker.member} {len(taker.owned)}",
                     )
 
@@ -225,4 +241,4 @@ class ClusterChecker(LogChecker):
         for name, (topic_id, partitions) in self.world.admin_made.items():
             info = self.reference.topics.get(name)
             if info is None or info.topic_id < topic_id or len(info.partitions) < partitions:
-                raise BrokenError("lost", f"topic {name}, made and never deleted, is {info}")
+                raise BrokenError(Invariant.TRUE_ANSWERS, f"topic {name}, made and never deleted, is {info}")

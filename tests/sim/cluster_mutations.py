@@ -21,12 +21,14 @@ from rayqueue.log.store import Table
 from rayqueue.protocol.topics import TopicPartition
 from tests.sim.cluster_members import Held, SimMember
 from tests.sim.cluster_world import ClusterWorld, SimPartition
+from tests.sim.invariants import BrokenRule, Invariant
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterMutation:
     name: str
     finding: str
+    rule: BrokenRule
     target: Any
     attribute: str
     replacement: Any
@@ -133,30 +135,56 @@ def _write_head_only(groups: Groups, group: Group, step: _Step) -> None:
 
 
 def _mutation(
-    name: str, finding: str, target: Any, attribute: str, replacement: Any, *faults: str, ending: str | None = None
+    name: str,
+    finding: str,
+    breaks: Invariant | tuple[Invariant, ...],
+    target: Any,
+    attribute: str,
+    replacement: Any,
+    *faults: str,
+    ending: str | None = None,
 ) -> ClusterMutation:
-    return ClusterMutation(name, finding, target, attribute, replacement, frozenset(faults), ending=ending)
+    rule = BrokenRule(frozenset(breaks if isinstance(breaks, tuple) else (breaks,)))
+    return ClusterMutation(name, finding, rule, target, attribute, replacement, frozenset(faults), ending=ending)
 
 
 _ZOMBIES = ("member_pause", "member_cut", "client_slow")
 
 CLUSTER_MUTATIONS = (
-    _mutation("no_claim", "a new owner does not fence the old one", SimMember, "claim", _read_unclaimed, *_ZOMBIES),
-    _mutation("no_fencing", "a partition takes any generation", ClusterWorld, "write", _unfenced, *_ZOMBIES),
+    _mutation(
+        "no_claim",
+        "a new owner does not fence the old one",
+        Invariant.FENCED,
+        SimMember,
+        "claim",
+        _read_unclaimed,
+        *_ZOMBIES,
+    ),
+    _mutation(
+        "no_fencing", "a partition takes any generation", Invariant.FENCED, ClusterWorld, "write", _unfenced, *_ZOMBIES
+    ),
     _mutation(
         "grant_before_release",
         "a partition is granted before its owner let go",
+        Invariant.ONE_OWNER,
         _Step,
         "finish",
         _grant_before_release,
         *("member_leave", "slow_release", "wishes"),
     ),
     _mutation(
-        "generation_stands_still", "a change without a new generation", _Step, "finish", _same_generation, *_ZOMBIES
+        "generation_stands_still",
+        "a change without a new generation",
+        Invariant.GENERATIONS,
+        _Step,
+        "finish",
+        _same_generation,
+        *_ZOMBIES,
     ),
     _mutation(
         "static_keeps_generation",
         "a static member's successor commits with its predecessor's generation",
+        Invariant.ONE_OWNER,
         _Step,
         "join",
         _inherit_grants,
@@ -165,6 +193,7 @@ CLUSTER_MUTATIONS = (
     _mutation(
         "generation_reset",
         "a group that is made again begins at generation 0",
+        Invariant.GENERATIONS,
         Catalog,
         "keep_generation",
         lambda catalog, generation: None,
@@ -173,16 +202,28 @@ CLUSTER_MUTATIONS = (
     _mutation(
         "no_fresh_sessions",
         "a new leader does not know the members",
+        Invariant.TRUE_ANSWERS,
         Memberships,
         "_open_missing",
         lambda memberships, group: None,
         ending="failover",
     ),
-    _mutation("sessions_not_renewed", "heartbeats do not count", Session, "renew", _never_renew, ending="quiet"),
-    _mutation("late_joiners_starve", "who came first keeps all", _Step, "_retarget", _late_joiners_starve),
+    _mutation(
+        "sessions_not_renewed",
+        "heartbeats do not count",
+        Invariant.UNDISTURBED,
+        Session,
+        "renew",
+        _never_renew,
+        ending="quiet",
+    ),
+    _mutation(
+        "late_joiners_starve", "who came first keeps all", Invariant.SHARES, _Step, "_retarget", _late_joiners_starve
+    ),
     _mutation(
         "ids_in_memory",
         "counters are not written",
+        Invariant.UNIQUE_IDS,
         Catalog,
         "_write_counters",
         lambda catalog: None,
@@ -191,6 +232,7 @@ CLUSTER_MUTATIONS = (
     _mutation(
         "unwritten_members",
         "who was granted what is not written",
+        (Invariant.SAME_STATE, Invariant.TRUE_ANSWERS),
         Groups,
         "_write",
         _write_head_only,

@@ -25,10 +25,10 @@ from rayqueue.raft.members import Members
 from rayqueue.raft.messages import InstallSnapshot
 from rayqueue.raft.transport import Event, Received
 from rayqueue.records import RecordBatch
-from tests.sim.checker import BrokenError
 from tests.sim.cluster_checker import ClusterChecker
 from tests.sim.cluster_members import Admin, Held, SimMember
 from tests.sim.cluster_node import ClusterNode, Connection
+from tests.sim.invariants import BrokenError, Invariant
 from tests.sim.network import Clock, Network, Weather
 from tests.sim.node import peer_back, peer_gone
 
@@ -385,7 +385,7 @@ class ClusterWorld:
 
     def _demand_order(self, when: str) -> None:
         if not self.clock.run_until(self.clock.now + HEAL_S, self._in_order):
-            raise BrokenError("stuck", f"no order {when}: {self._describe()}")
+            raise BrokenError(Invariant.PROGRESS, f"no order {when}: {self._describe()}")
 
     def _in_order(self) -> bool:
         if self.admin.pending or self.leader() is None:
@@ -424,7 +424,9 @@ class ClusterWorld:
         before = self._generations()
         self.clock.run_until(self.clock.now + 4)
         if self._generations() != before:
-            raise BrokenError("stuck", f"nothing happened, but groups went from {before} to {self._generations()}")
+            raise BrokenError(
+                Invariant.UNDISTURBED, f"nothing happened, but groups went from {before} to {self._generations()}"
+            )
         self._demand_order("in quiet")
 
     def _failover(self) -> None:
@@ -439,5 +441,5 @@ class ClusterWorld:
             self._transfer()
         self.clock.run_until(self.clock.now + 6)
         if self._generations() != before:
-            raise BrokenError("stuck", f"a new leader took groups from {before} to {self._generations()}")
+            raise BrokenError(Invariant.UNDISTURBED, f"a new leader took groups from {before} to {self._generations()}")
         self._demand_order("after a failover")

@@ -32,7 +32,7 @@ from rayqueue.partition import (
 )
 from rayqueue.partition.commands import CommitOffsets, PinGroup, Trim, decode
 from rayqueue.records import BATCH_TAG, BatchHeader
-from tests.sim.checker import BrokenError
+from tests.sim.invariants import BrokenError, Invariant
 
 if TYPE_CHECKING:
     from tests.sim.node import SimNode
@@ -106,12 +106,14 @@ class SimGroup:
             if not isinstance(result, Committed):
                 return
             if generation < claimed:
-                raise BrokenError("lost", f"{self.name}: generation {generation} committed after {claimed} had claimed")
+                raise BrokenError(
+                    Invariant.FENCED, f"{self.name}: generation {generation} committed after {claimed} had claimed"
+                )
             if rewinds == self.rewinds and not rewind:
                 for lane, offset in acked.items():
                     if result.offsets.get(lane, 0) < offset:
                         raise BrokenError(
-                            "lost", f"{self.name}: lane {lane} is at {result.offsets}, {offset} was acked"
+                            Invariant.POSITIONS, f"{self.name}: lane {lane} is at {result.offsets}, {offset} was acked"
                         )
                 for lane, offset in result.offsets.items():
                     self.acked[lane] = max(offset, self.acked.get(lane, 0))
@@ -185,7 +187,9 @@ class _Replay:
         group = self.groups.get(commit.group, _Group())
         if commit.generation < group.generation:
             if not isinstance(answer, StaleGenerationError):
-                raise BrokenError("lost", f"generation {commit.generation} was let in after {group.generation}")
+                raise BrokenError(
+                    Invariant.FENCED, f"generation {commit.generation} was let in after {group.generation}"
+                )
             return
         if isinstance(answer, InvalidInputError):
             return  # it names an offset that a deposed leader had and nobody else
@@ -195,7 +199,7 @@ class _Replay:
         group.generation = commit.generation
         self.groups[commit.group] = group
         if (answer.generation, answer.offsets) != (group.generation, group.offsets):
-            raise BrokenError("lost", f"{commit} was answered with {answer} instead of {group}")
+            raise BrokenError(Invariant.POSITIONS, f"{commit} was answered with {answer} instead of {group}")
 
     def _trimmed(self, answer: Any) -> None:
         if answer.start_offset > self.start:
@@ -203,7 +207,9 @@ class _Replay:
             for holders in (pinned, self.groups.values()):
                 held = self._prefix(holders)
                 if answer.start_offset > held:
-                    raise BrokenError("lost", f"trimmed to {answer.start_offset}, but {held} was held: {self.groups}")
+                    raise BrokenError(
+                        Invariant.RETAINED, f"trimmed to {answer.start_offset}, but {held} was held: {self.groups}"
+                    )
         self.start = answer.start_offset
 
     def _prefix(self, groups: Collection[_Group]) -> int:
@@ -221,15 +227,15 @@ def check_groups(committed: Mapping[Index, Entry], last: Index, nodes: Collectio
     for node in nodes:
         found = {name: _Group(group.generation, dict(group.offsets), group.pinned) for name, group in _groups(node)}
         if found != replay.groups:
-            raise BrokenError("lost", f"{node.node_id} has groups {found}, the log gives {replay.groups}")
+            raise BrokenError(Invariant.POSITIONS, f"{node.node_id} has groups {found}, the log gives {replay.groups}")
         first = node.machine.readable_from
         for lane in range(SETTINGS.lanes):
             # From the first batch that all are sure to have: what is before it is swept a few rows at a time.
             begin, end = bytes((lane,)) + first.to_bytes(8, "big"), bytes((lane + 1,))
             if list(node.disk.scan(Table.LANES, begin, end)) != list(replay.store.scan(Table.LANES, begin, end)):
-                raise BrokenError("lost", f"{node.node_id} has another lane {lane} than the log gives")
+                raise BrokenError(Invariant.SAME_STATE, f"{node.node_id} has another lane {lane} than the log gives")
         if (node.machine.backlog(), node.machine.lane_ends()) != (replay.machine.backlog(), replay.machine.lane_ends()):
-            raise BrokenError("lost", f"{node.node_id} counts another backlog than the log gives")
+            raise BrokenError(Invariant.SAME_STATE, f"{node.node_id} counts another backlog than the log gives")
     return replay.start
 
 

@@ -13,14 +13,17 @@ from dataclasses import dataclass
 from typing import Any
 from unittest.mock import patch
 
-from rayqueue.ids import GroupId, Index, NodeId
+from msgspec.structs import replace
+
+from rayqueue.ids import GroupId, Index, NodeId, Term
 from rayqueue.log.memory_store import MemoryDisk, MemoryStore
 from rayqueue.log.ops import LogState, Op
 from rayqueue.log.store import LogStore
 from rayqueue.raft import follower
 from rayqueue.raft.engine import RaftEngine
-from rayqueue.raft.messages import AppendEntries, AppendReply, Message
+from rayqueue.raft.messages import AppendEntries, AppendReply, Message, PreVote, RequestVote
 from rayqueue.raft.progress import Pace, Progress
+from tests.sim.invariants import BrokenRule, Invariant
 from tests.sim.node import SimNode
 from tests.sim.world import World
 
@@ -29,6 +32,7 @@ from tests.sim.world import World
 class Mutation:
     name: str
     finding: str
+    rule: BrokenRule
     target: Any
     attribute: str
     replacement: Any
@@ -65,6 +69,16 @@ def _refuse_always(progress: Progress, prev: Index, hint: Index) -> None:
 
 def _send_before_sync(engine: RaftEngine, peer: NodeId, message: Message) -> None:
     engine._ready.early.append((peer, message))
+
+
+def _any_log_will_do(engine: RaftEngine, sender: NodeId, message: Message) -> None:
+    """Whoever asks for a vote is taken to have the longest log."""
+    if isinstance(message, PreVote | RequestVote):
+        message = replace(message, last_index=Index(1 << 60), last_term=Term(1 << 60))
+    _take(engine, sender, message)
+
+
+_take = RaftEngine._take
 
 
 def _no_pre_vote(engine: RaftEngine) -> None:
@@ -155,15 +169,26 @@ def _readable(disk: MemoryDisk) -> MemoryDisk:
 
 
 def _engine(
-    name: str, finding: str, attribute: str, replacement: Callable[..., Any], *faults: str, ending: str | None = None
+    name: str,
+    finding: str,
+    rule: BrokenRule,
+    attribute: str,
+    replacement: Callable[..., Any],
+    *faults: str,
+    ending: str | None = None,
 ) -> Mutation:
-    return Mutation(name, finding, RaftEngine, attribute, replacement, frozenset(faults), ending=ending)
+    return Mutation(name, finding, rule, RaftEngine, attribute, replacement, frozenset(faults), ending=ending)
+
+
+def _breaks(*names: Invariant, also: tuple[Invariant, ...] = ()) -> BrokenRule:
+    return BrokenRule(frozenset(names), frozenset(also))
 
 
 MUTATIONS = (
     Mutation(
         "truncate_on_match",
         "acknowledged entries lost",
+        _breaks(Invariant.ON_A_MAJORITY, also=(Invariant.PROGRESS,)),
         follower,
         "first_new",
         _truncate_on_match,
@@ -172,6 +197,7 @@ MUTATIONS = (
     Mutation(
         "stale_replies",
         "replies carry no term",
+        _breaks(Invariant.NO_SELF_STOP),
         RaftEngine,
         "_is_current",
         lambda engine, reply: True,
@@ -182,6 +208,7 @@ MUTATIONS = (
     _engine(
         "commit_as_told",
         "commit beyond what was sent",
+        _breaks(Invariant.ONE_LOG),
         "_verified_commit",
         _commit_as_told,
         *("partition", "slow", "reorder", "drop", "kill", "one_way", "pause"),
@@ -189,6 +216,7 @@ MUTATIONS = (
     Mutation(
         "votes_not_attributed",
         "votes are counted, not attributed",
+        _breaks(Invariant.ONE_LEADER),
         RaftEngine,
         "_is_new_vote",
         lambda engine, sender: True,
@@ -199,6 +227,7 @@ MUTATIONS = (
     Mutation(
         "endless_resets",
         "livelock on pipelined batches",
+        _breaks(Invariant.NO_STORM),
         Progress,
         "refused",
         _refuse_always,
@@ -208,6 +237,7 @@ MUTATIONS = (
     _engine(
         "send_before_sync",
         "journal not synced before any send",
+        _breaks(Invariant.ON_A_MAJORITY),
         "send_after_sync",
         _send_before_sync,
         *("kill_in_sync", "power_loss", "kill"),
@@ -215,6 +245,7 @@ MUTATIONS = (
     _engine(
         "overlapping_changes",
         "overlapping membership changes accepted",
+        _breaks(Invariant.LEADER_COMPLETENESS, Invariant.ON_A_MAJORITY, also=(Invariant.PROGRESS,)),
         "_change_in_progress",
         lambda engine: False,
         *("members", "partition", "kill", "one_way", "slow", "pause"),
@@ -222,16 +253,50 @@ MUTATIONS = (
     _engine(
         "leader_removes_itself",
         "the leader cannot remove itself",
+        _breaks(Invariant.LEADER_COMPLETENESS, Invariant.PROGRESS),
         "change_members",
         _self_removal,
         *("members", "kill", "partition", "drop"),
     ),
-    _engine("no_pre_vote", "no pre-vote", "_start_pre_vote", _no_pre_vote, "partition", ending="return"),
-    _engine("no_loyalty", "no sticky leader", "_loyal", lambda engine: False, "partition", ending="return"),
-    _engine("trim_applied", "stock compaction drops the messages", "maintain", _trim_applied, "trim", "kill"),
+    _engine(
+        "any_log_will_do",
+        "votes for a shorter log",
+        _breaks(Invariant.LEADER_COMPLETENESS),
+        "_take",
+        _any_log_will_do,
+        *("kill", "partition", "slow", "pause"),
+    ),
+    _engine(
+        "no_pre_vote",
+        "no pre-vote",
+        _breaks(Invariant.UNDISTURBED),
+        "_start_pre_vote",
+        _no_pre_vote,
+        "partition",
+        ending="return",
+    ),
+    _engine(
+        "no_loyalty",
+        "no sticky leader",
+        _breaks(Invariant.UNDISTURBED),
+        "_loyal",
+        lambda engine: False,
+        "partition",
+        ending="return",
+    ),
+    _engine(
+        "trim_applied",
+        "stock compaction drops the messages",
+        _breaks(Invariant.READABLE, Invariant.SAME_STATE),
+        "maintain",
+        _trim_applied,
+        "trim",
+        "kill",
+    ),
     Mutation(
         "replay_everything",
         "applies everything again at start",
+        _breaks(Invariant.NO_SELF_STOP),
         MemoryStore,
         "applied",
         property(lambda store: store.base_index),
@@ -240,6 +305,7 @@ MUTATIONS = (
     Mutation(
         "old_id_after_wipe",
         "a replica that lost its disk rejoins under a new id",
+        _breaks(Invariant.ON_A_MAJORITY, Invariant.LEADER_COMPLETENESS, also=(Invariant.PROGRESS,)),
         World,
         "_wipe",
         _wiped_under_the_old_id,
@@ -248,6 +314,7 @@ MUTATIONS = (
     _engine(
         "full_disk_leads",
         "a leader that cannot write counts itself",
+        _breaks(Invariant.ON_A_MAJORITY),
         "disk_full",
         lambda engine: None,
         *("disk_full", "kill", "power_loss"),
@@ -255,6 +322,7 @@ MUTATIONS = (
     _engine(
         "count_before_sync",
         "the leader counts itself before its own sync",
+        _breaks(Invariant.ON_A_MAJORITY),
         "_advance",
         _advance_unsynced,
         *("kill_in_sync", "power_loss"),
@@ -262,6 +330,7 @@ MUTATIONS = (
     _engine(
         "confirm_unasked",
         "leadership confirmed without asking",
+        _breaks(Invariant.CONFIRMED),
         "_finish_confirmations",
         _confirm_unasked,
         *("confirm", "partition", "pause", "one_way"),
@@ -270,12 +339,16 @@ MUTATIONS = (
     _engine(
         "echo_of_the_past",
         "an answer to an older term confirms a newer leadership",
+        _breaks(Invariant.CONFIRMED),
         "_on_append",
         _echo_the_round,
         "confirm",
         ending="echo",
     ),
 )
+
+
+LYING_DISK = _breaks(Invariant.LEADER_COMPLETENESS, Invariant.ON_A_MAJORITY, also=(Invariant.ONE_LOG,))
 
 
 @contextmanager

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from random import Random
 
 from rayqueue.ids import NodeId
+from tests.sim.invariants import BrokenError, Invariant
 
 
 class Clock:
@@ -35,7 +36,7 @@ class Clock:
             action()
             if stop is not None and stop():
                 return True
-        raise AssertionError(f"more than {max_events} events before {end:.1f} s: something spins")
+        raise BrokenError(Invariant.PROGRESS, f"more than {max_events} events before {end:.1f} s: something spins")
 
 
 @dataclass(slots=True)

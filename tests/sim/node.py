@@ -12,7 +12,7 @@ from random import Random
 from typing import TYPE_CHECKING, Any, Protocol
 
 from rayqueue.config import RaftSettings
-from rayqueue.errors import DiskFullError, RayQueueError
+from rayqueue.errors import DiskFullError, InvariantBrokenError, RayQueueError
 from rayqueue.ids import GroupId, NodeId
 from rayqueue.log.memory_store import MemoryStore
 from rayqueue.partition import Admission, Partition
@@ -21,6 +21,7 @@ from rayqueue.raft.machine import StateMachine
 from rayqueue.raft.members import Members
 from rayqueue.raft.messages import Message
 from rayqueue.raft.transport import Event, PeerDown, PeerUp, Received
+from tests.sim.invariants import BrokenError, Invariant
 from tests.sim.network import Clock
 
 if TYPE_CHECKING:
@@ -136,8 +137,13 @@ class EngineNode:
             self._run()
 
     def _run(self) -> None:
-        if not self.alive or self.paused or self.syncing:
-            return
+        if self.alive and not self.paused and not self.syncing:
+            try:
+                self._turn()
+            except InvariantBrokenError as error:
+                raise BrokenError(Invariant.NO_SELF_STOP, f"{self.node_id} stopped: {error}") from error
+
+    def _turn(self) -> None:
         world, engine = self._world, self.engine
         now = world.clock.now
         inbox, self.inbox = self.inbox, []

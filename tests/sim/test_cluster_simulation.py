@@ -8,13 +8,13 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 
 import pytest
 
 from tests.sim.campaign import replay_command, run_campaign
 from tests.sim.cluster_mutations import CLUSTER_MUTATIONS, ClusterMutation, releases_unchecked
 from tests.sim.cluster_world import ClusterWorld
+from tests.sim.invariants import BrokenRule, Invariant, first_broken
 
 # Seconds of CPU, not of waiting: how long they take depends on what else the machine does.
 pytestmark = pytest.mark.timeout(600)
@@ -64,7 +64,7 @@ def test_a_seed_gives_the_same_schedule_in_every_process() -> None:
 @pytest.mark.parametrize("mutation", CLUSTER_MUTATIONS, ids=lambda mutation: mutation.name)
 def test_without_this_rule_the_simulator_fails(mutation: ClusterMutation) -> None:
     with mutation.active():
-        seed = _first_failure(mutation.world)
+        seed = first_broken(mutation.world, range(MUTATION_SCHEDULES), mutation.rule)
     assert seed is not None, f"nobody noticed: {mutation.finding}"
     mutation.world(seed).run()  # it is the mutation that fails, not the schedule
 
@@ -72,15 +72,7 @@ def test_without_this_rule_the_simulator_fails(mutation: ClusterMutation) -> Non
 def test_a_release_by_who_was_not_told_is_noticed() -> None:
     faults = frozenset({"client_slow", "wishes"})
     with releases_unchecked():
-        seed = _first_failure(lambda seed: ClusterWorld(seed, faults, 1))
+        rule = BrokenRule(frozenset({Invariant.ONE_OWNER}))
+        seed = first_broken(lambda seed: ClusterWorld(seed, faults, 1), range(MUTATION_SCHEDULES), rule)
     assert seed is not None
     ClusterWorld(seed, faults, 1).run()
-
-
-def _first_failure(world: Callable[[int], ClusterWorld]) -> int | None:
-    for seed in range(MUTATION_SCHEDULES):
-        try:
-            world(seed).run()
-        except Exception:  # noqa: BLE001  # a replica may stop itself in any way
-            return seed
-    return None

@@ -8,12 +8,12 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 
 import pytest
 
 from tests.sim.campaign import replay_command, run_campaign
-from tests.sim.mutations import MUTATIONS, Mutation, lying_disk
+from tests.sim.invariants import BrokenError, BrokenRule, Invariant, first_broken
+from tests.sim.mutations import LYING_DISK, MUTATIONS, Mutation, lying_disk
 from tests.sim.world import World
 
 # Minutes of CPU, not of waiting: how long they take depends on what else the machine does.
@@ -47,20 +47,32 @@ def test_a_seed_gives_the_same_schedule_in_every_process() -> None:
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.name)
 def test_without_this_remedy_the_simulator_fails(mutation: Mutation) -> None:
     with mutation.active():
-        seed = _first_failure(mutation.world)
+        seed = first_broken(mutation.world, range(MUTATION_SCHEDULES), mutation.rule)
     assert seed is not None, f"nobody noticed: {mutation.finding}"
     mutation.world(seed).run()  # it is the mutation that fails, not the schedule
 
 
 def test_without_fsync_the_simulator_fails() -> None:
     with lying_disk():
-        assert _first_failure(lambda seed: World(seed, frozenset({"kill", "power_loss"}))) is not None
+        seed = first_broken(
+            lambda seed: World(seed, frozenset({"kill", "power_loss"})), range(MUTATION_SCHEDULES), LYING_DISK
+        )
+    assert seed is not None
 
 
-def _first_failure(world: Callable[[int], World]) -> int | None:
-    for seed in range(MUTATION_SCHEDULES):
-        try:
-            world(seed).run()
-        except Exception:  # noqa: BLE001  # the engine may stop itself in any way
-            return seed
-    return None
+def test_a_mutation_that_fails_in_any_other_way_proves_nothing() -> None:
+    rule = BrokenRule(frozenset({Invariant.ONE_LEADER}), also=frozenset({Invariant.PROGRESS}))
+
+    class Failing:
+        def __init__(self, error: Exception) -> None:
+            self.error = error
+
+        def run(self) -> None:
+            raise self.error
+
+    broken = [BrokenError(invariant, "") for invariant in (Invariant.PROGRESS, Invariant.ONE_LEADER)]
+    assert first_broken(lambda seed: Failing(broken[seed]), range(2), rule) == 1
+    assert first_broken(lambda seed: Failing(broken[0]), range(2), rule) is None
+    for error in (TypeError("a mutation that does not fit any more"), BrokenError(Invariant.ONE_LOG, "")):
+        with pytest.raises(type(error)):
+            first_broken(lambda seed, error=error: Failing(error), range(2), rule)  # type: ignore[misc]

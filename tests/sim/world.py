@@ -24,9 +24,10 @@ from rayqueue.partition import PartitionSettings, trim_command
 from rayqueue.raft.members import Members
 from rayqueue.raft.messages import AppendEntries, InstallSnapshot, PreVote, PreVoteReply, RequestVote, VoteReply
 from rayqueue.raft.transport import Event, Received
-from tests.sim.checker import BrokenError, Checker
+from tests.sim.checker import Checker
 from tests.sim.clients import Operator, SimProducer
 from tests.sim.groups import ACTIONS, SETTINGS, SimGroup, check_groups, retain
+from tests.sim.invariants import BrokenError, Invariant
 from tests.sim.network import Clock, Network, Weather
 from tests.sim.node import SimNode, peer_back, peer_gone
 
@@ -281,7 +282,7 @@ class World:
     def _members(self) -> list[SimNode]:
         leader = self.operator.leader()
         if leader is None:
-            raise BrokenError("stuck", "no leader")
+            raise BrokenError(Invariant.PROGRESS, "no leader")
         return [self.nodes[node_id] for node_id in sorted(leader.engine.members.everyone)]
 
     def _heal(self) -> None:
@@ -299,7 +300,7 @@ class World:
 
     def _demand_progress(self, when: str) -> None:
         if not self.clock.run_until(self.clock.now + HEAL_S, self._settled):
-            raise BrokenError("stuck", f"no progress {when}: {self._describe()}")
+            raise BrokenError(Invariant.PROGRESS, f"no progress {when}: {self._describe()}")
 
     def _settled(self) -> bool:
         if not all(producer.idle for producer in self.producers) or self.operator.replacing is not None:
@@ -329,7 +330,7 @@ class World:
         self.clock.run_until(self.clock.now + 4)
         if leader.engine.term != term or not leader.engine.is_leader:
             raise BrokenError(
-                "stuck", f"{away} came back and deposed {leader.node_id}, which led term {term} in health"
+                Invariant.UNDISTURBED, f"{away} came back and deposed {leader.node_id}, which led term {term} in health"
             )
         self._demand_progress("after a replica came back")
 
@@ -362,7 +363,7 @@ class World:
         needed = leader.disk.last_index - first + 1
         if len(sent) > 3 * needed:
             raise BrokenError(
-                "stuck", f"one lost message made the leader send {len(sent)} entries where {needed} were new"
+                Invariant.NO_STORM, f"one lost message made the leader send {len(sent)} entries where {needed} were new"
             )
 
     def _late_answers(self) -> None:

@@ -1,0 +1,82 @@
+"""The invariants of the simulated worlds, by name, and the error that says which of them does not hold.
+
+A mutation names those that it should break (``mutations``). Whatever else goes
+wrong under it, a ``TypeError`` above all, proves nothing and fails its test.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+
+class Invariant(Enum):
+    # Of every group's log.
+    ONE_LEADER = "a term has one leader"
+    LEADER_COMPLETENESS = "a new leader has everything that was committed before its term"
+    ONE_LOG = "what one replica committed at an index is what every replica commits there"
+    NO_SELF_STOP = "no replica meets a state that it takes for impossible"
+    OPENS = "a store opens after any loss of power"
+    SAME_STATE = "a replica has the state that the log gives"
+    # Of a partition.
+    ON_A_MAJORITY = "an acknowledged batch is committed, and on the disks of a majority"
+    ONE_ANSWER = "a batch has one place"
+    CONFIRMED = "who confirms to lead knows what was acknowledged before"
+    IN_PLACE = "each acknowledged batch is there once, where its answer said, in its producer's order"
+    READABLE = "nothing is trimmed that readers may still ask for"
+    ADMITTED = "no producer is refused for good"
+    FENCED = "no commit of an older generation succeeds after a newer one's claim"
+    POSITIONS = "a group's position is the one that the log gives"
+    RETAINED = "no trim passes a record that a group has not committed, or has pinned"
+    # Of the cluster.
+    GENERATIONS = "a generation of a group is one state, and they never go back"
+    ONE_OWNER = "a generation of a partition is one member's; nobody takes what another has not let go of"
+    TRUE_ANSWERS = "whatever a coordinator answers is what the log says, once"
+    UNIQUE_IDS = "no producer id is handed out twice"
+    SHARES = "each partition is read by one member, and the shares are even"
+    # Liveness.
+    PROGRESS = "after healing, everything that was asked for is done"
+    NO_STORM = "one lost message is not answered by sending everything again and again"
+    UNDISTURBED = "what comes back, and time that passes, take nothing from a healthy group"
+
+    @property
+    def kind(self) -> str:
+        """What the campaign counts it as."""
+        return "stuck" if self in _LIVENESS else "lost"
+
+
+_LIVENESS = {Invariant.PROGRESS, Invariant.NO_STORM, Invariant.UNDISTURBED, Invariant.SHARES}
+
+
+@dataclass(frozen=True, slots=True)
+class BrokenRule:
+    """What is expected of a schedule in which a rule of the product is switched off."""
+
+    breaks: frozenset[Invariant]
+    """One of these must be seen broken."""
+    also: frozenset[Invariant] = frozenset()
+    """These may be: consequences, by which the rule alone would not be recognised."""
+
+
+class BrokenError(AssertionError):
+    """An invariant does not hold."""
+
+    def __init__(self, invariant: Invariant, text: str) -> None:
+        super().__init__(f"{invariant.name}: {text}")
+        self.invariant = invariant
+
+
+def first_broken(world: Callable[[int], Any], seeds: Collection[int], rule: BrokenRule) -> int | None:
+    """The first of these seeds whose schedule breaks what the rule is for. One of its other consequences is passed
+    over; anything else that goes wrong is raised."""
+    for seed in seeds:
+        try:
+            world(seed).run()
+        except BrokenError as broken:
+            if broken.invariant in rule.breaks:
+                return seed
+            if broken.invariant not in rule.also:
+                raise
+    return None
