@@ -262,8 +262,8 @@ class StockRaft(SyncObj):  # type: ignore[misc]  # pysyncobj has no types
     def set_peers(self, voters: Iterable[NodeId], learners: Iterable[NodeId]) -> None:
         """Who else belongs to the group."""
         self._known.clear()
-        self._SyncObj__otherNodes = {self._peer(peer) for peer in voters}
-        self._SyncObj__readonlyNodes = {self._peer(peer) for peer in learners}
+        self._SyncObj__otherNodes = {self._peer(peer) for peer in sorted(voters)}
+        self._SyncObj__readonlyNodes = {self._peer(peer) for peer in sorted(learners)}
         everyone = self._SyncObj__otherNodes | self._SyncObj__readonlyNodes
         for table, default in (
             (self._SyncObj__raftMatchIndex, 0),

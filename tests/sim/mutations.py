@@ -348,7 +348,11 @@ MUTATIONS = (
 )
 
 
-LYING_DISK = _breaks(Invariant.LEADER_COMPLETENESS, Invariant.ON_A_MAJORITY, also=(Invariant.ONE_LOG,))
+LYING_DISK = _breaks(
+    Invariant.LEADER_COMPLETENESS,
+    Invariant.ON_A_MAJORITY,
+    also=(Invariant.ONE_LOG, Invariant.SAME_STATE, Invariant.PROGRESS),
+)
 
 
 @contextmanager

@@ -51,12 +51,13 @@ def test_zombies_are_refused_and_partitions_move() -> None:
 
 
 def test_a_seed_gives_the_same_schedule_in_every_process() -> None:
-    command = [sys.executable, "-m", "tests.sim.campaign", "--world", "cluster", "--replay", "7"]
+    code = "from tests.sim.cluster_world import ClusterWorld; print(*(ClusterWorld(seed).run() for seed in range(6)))"
+    command = [sys.executable, "-c", code]
     outcomes = {
         subprocess.run(
             command, env=os.environ | {"PYTHONHASHSEED": seed}, capture_output=True, check=True, text=True, timeout=120
         ).stdout
-        for seed in ("1", "2", "3")
+        for seed in ("1", "2")
     }
     assert len(outcomes) == 1
 

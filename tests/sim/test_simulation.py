@@ -34,12 +34,13 @@ def test_campaign_loses_nothing_and_never_sticks() -> None:
 
 
 def test_a_seed_gives_the_same_schedule_in_every_process() -> None:
-    command = [sys.executable, "-m", "tests.sim.campaign", "--replay", "7"]
+    code = "from tests.sim.world import World; print(*(World(seed).run() for seed in range(6)))"
+    command = [sys.executable, "-c", code]
     outcomes = {
         subprocess.run(
-            command, env=os.environ | {"PYTHONHASHSEED": seed}, capture_output=True, check=True, text=True, timeout=60
+            command, env=os.environ | {"PYTHONHASHSEED": seed}, capture_output=True, check=True, text=True, timeout=120
         ).stdout
-        for seed in ("1", "2", "3")
+        for seed in ("1", "2")
     }
     assert len(outcomes) == 1
 
