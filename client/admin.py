@@ -169,7 +169,7 @@ def alter_topic(
 ) -> TopicInfo:
     check_name("topic", name)
     before = rq.io.call(rq.routes.topic(name, refresh=True))
-    before.settings.changed(**changes)  # says what is wrong without a round trip; the coordinator decides
+    before.settings.changed(changes)  # says what is wrong without a round trip; the coordinator decides
     info: TopicInfo = _ask(rq, AlterTopic(name=name, changes=dict(changes)))
     if wait:
         known = {partition.number for partition in before.partitions}

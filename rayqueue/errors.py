@@ -62,13 +62,13 @@ from typing import Any, ClassVar
 
 
 class RayQueueError(Exception):
-    """Base of the tree. ``details`` carries the values named in the text."""
+    """Base of the tree. ``details`` carries the values named in the text, under any names: a peer may choose them."""
 
     code: ClassVar[str] = "error"
     retriable: ClassVar[bool] = False
     refresh_metadata: ClassVar[bool] = False
 
-    def __init__(self, message: str, **details: Any) -> None:
+    def __init__(self, message: str, /, **details: Any) -> None:
         super().__init__(message)
         self.details = details
 

@@ -155,7 +155,7 @@ class Catalog:
         if info is None:
             return unknown_topic(command.name)
         try:
-            settings = info.settings.changed(**command.changes)
+            settings = info.settings.changed(command.changes)
             _check_placement(command.placement, settings.partitions - len(info.partitions), settings.replication)
         except InvalidInputError as error:
             return error

@@ -14,6 +14,7 @@ import msgspec
 from rayqueue.cluster.placement import Placement
 from rayqueue.errors import UnknownFormatError
 from rayqueue.protocol.topics import TopicPartition, TopicSettings
+from rayqueue.protocol.unpacking import unpack
 
 COMMAND = 0x20
 
@@ -164,8 +165,9 @@ def encode_command(command: AnyCommand) -> bytes:
 def decode_command(payload: bytes) -> AnyCommand:
     """The command. ``UnknownFormatError`` if this release cannot read it: nobody may skip what others apply."""
     if payload[:1] != _TAG:
-        raise UnknownFormatError(f"log entry of kind {payload[0]:#04x} is unknown to this release", tag=payload[0])
-    try:
-        return _decoder.decode(memoryview(payload)[1:])  # type: ignore[no-any-return]
-    except msgspec.MsgspecError as error:
-        raise UnknownFormatError(f"a command of the coordinator cannot be read: {error}") from None
+        raise UnknownFormatError(f"log entry of kind {payload[:1].hex()} is unknown to this release")
+    return unpack(  # type: ignore[no-any-return]
+        _decoder,
+        memoryview(payload)[1:],
+        lambda why: UnknownFormatError(f"a command of the coordinator cannot be read: {why}"),
+    )

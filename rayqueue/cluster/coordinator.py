@@ -31,6 +31,7 @@ sent meanwhile.
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -38,7 +39,7 @@ from typing import Any
 
 from rayqueue.cluster import commands
 from rayqueue.cluster.catalog import unknown_topic
-from rayqueue.cluster.commands import encode_command
+from rayqueue.cluster.commands import decode_command, encode_command
 from rayqueue.cluster.machine import ClusterMachine
 from rayqueue.cluster.memberships import RETRY_S, Memberships
 from rayqueue.cluster.placement import AliveBroker, Placement, place
@@ -46,6 +47,7 @@ from rayqueue.cluster.sessions import Reply
 from rayqueue.config import ClusterSettings
 from rayqueue.errors import (
     InvalidInputError,
+    InvariantBrokenError,
     NoBrokerError,
     NotLeaderError,
     QueueFullError,
@@ -71,6 +73,8 @@ from rayqueue.protocol.calls import (
     Topics,
 )
 from rayqueue.protocol.topics import TopicInfo, check_name
+
+_log = logging.getLogger(__name__)
 
 MAX_PRODUCER_IDS = 100_000
 MAX_ATTEMPT = 128
@@ -215,8 +219,9 @@ class Coordinator:
     # -- proposing ---------------------------------------------------------------------------
 
     def _write(self, command: commands.AnyCommand, answer: Callable[[Any], None]) -> None:
-        payload = encode_command(command)
         try:
+            payload = encode_command(command)
+            decode_command(payload)  # raises here rather than at every replica that applies it
             if len(payload) > MAX_COMMAND_BYTES:
                 raise InvalidInputError(
                     f"this would be {len(payload)} bytes in the coordinator's log, the limit is {MAX_COMMAND_BYTES}; "
@@ -258,8 +263,8 @@ class Coordinator:
                     self._read(partial(self._answer, call), reply)
                 case _:
                     raise InvalidInputError(f"a coordinator does not answer {type(call).__name__} itself")
-        except RayQueueError as error:
-            reply(error)
+        except Exception as error:  # noqa: BLE001  # it may be raised on behalf of another client than the one served
+            reply(_refusal(call, error))
 
     def _read(self, answer: Callable[[], Any], reply: Reply) -> None:
         def confirmed(result: Any) -> None:
@@ -335,14 +340,18 @@ class Coordinator:
             call, reply = self._topic_changes.popleft()
             try:
                 command = self._topic_command(call)
-            except RayQueueError as error:
-                reply(error)
+            except Exception as error:  # noqa: BLE001  # the same
+                reply(_refusal(call, error))
                 continue
             if isinstance(command, TopicInfo):
                 reply(command)
                 continue
             self._topic_change_under_way = True
-            self._write(command, partial(self._topic_changed, self._leadership, reply))
+            try:
+                self._write(command, partial(self._topic_changed, self._leadership, reply))
+            except BaseException:
+                self._topic_change_under_way = False  # the others must not wait for what was never written
+                raise
 
     def _topic_changed(self, leadership: int, reply: Reply, answer: Any) -> None:
         reply(answer)
@@ -383,7 +392,7 @@ class Coordinator:
         known = self._machine.topics.get(check_name("topic", call.name))
         if known is None:
             raise unknown_topic(call.name)
-        settings = known.settings.changed(**call.changes)
+        settings = known.settings.changed(call.changes)
         new = settings.partitions - len(known.partitions)
         placement = self._place(new, settings.replication) if new else ()
         return commands.AlterTopic(call.name, call.changes, placement)
@@ -405,6 +414,19 @@ class Coordinator:
 
     def _not_leader(self) -> NotLeaderError:
         return NotLeaderError("this coordinator does not lead; ask another")
+
+
+def _refusal(call: CoordinatorCall, error: Exception) -> RayQueueError:
+    """What a call that raised this is answered with: no call may end the coordinator, whatever it holds.
+
+    Not so if the coordinator itself is unsound, or its disk: that is raised again.
+    """
+    if isinstance(error, InvariantBrokenError | OSError):
+        raise error
+    if isinstance(error, RayQueueError):
+        return error
+    _log.error("%s could not be carried out", type(call).__name__, exc_info=error)
+    return InvalidInputError(f"{type(call).__name__} could not be carried out: {type(error).__name__}")
 
 
 def _too_many() -> QueueFullError:

@@ -16,6 +16,7 @@ from typing import Any
 
 from rayqueue.errors import InvalidInputError, InvalidOffsetError, UnknownFormatError
 from rayqueue.partition.settings import PartitionSettings
+from rayqueue.protocol.data import MAX_LANES
 
 TRIM = 0x10
 COMMIT_OFFSETS = 0x11
@@ -100,6 +101,8 @@ def commit_command(
     committed one is ignored, unless ``rewind`` says that it is meant.
     """
     name = _encode_group(group)
+    if len(offsets) > MAX_LANES:
+        raise InvalidInputError(f"a commit names at most {MAX_LANES} lanes, not {len(offsets)}")
     if len(metadata) > MAX_METADATA_BYTES:
         raise InvalidInputError(f"metadata has {len(metadata)} bytes; the limit is {MAX_METADATA_BYTES}")
     try:
@@ -159,7 +162,7 @@ def decode(payload: bytes) -> Command:
     Nobody can skip such an entry: it may have come from a newer release, and a
     replica that skips what another applies has diverged.
     """
-    tag = payload[0]
+    tag = payload[0] if payload else -1
     decoder = _DECODERS.get(tag)
     if decoder is None:
         raise UnknownFormatError(f"log entry of kind {tag:#04x} is unknown to this release", tag=tag)

@@ -9,12 +9,14 @@ A call may be repeated unless its text says otherwise.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any, ClassVar
 
 import msgspec
 
 from rayqueue.errors import InvalidInputError, TransportError
 from rayqueue.protocol.topics import TopicInfo, TopicPartition, TopicSettings
+from rayqueue.protocol.unpacking import unpack
 
 # -- answers -------------------------------------------------------------------------
 
@@ -350,10 +352,7 @@ def decode_coordinator_call(body: memoryview | bytes) -> CoordinatorCall:
 
 
 def _decode(decoder: msgspec.msgpack.Decoder[Any], body: memoryview | bytes) -> Any:
-    try:
-        return decoder.decode(body)
-    except msgspec.MsgspecError as error:
-        raise InvalidInputError(f"not a call that this replica knows: {error}") from None
+    return unpack(decoder, body, lambda why: InvalidInputError(f"not a call that this replica knows: {why}"))
 
 
 def encode_answer(answer: Any) -> bytes:
@@ -362,7 +361,11 @@ def encode_answer(answer: Any) -> bytes:
 
 def decode_answer(call: Call, body: memoryview | bytes) -> Any:
     """What ``call`` is answered with."""
-    try:
-        return msgspec.msgpack.decode(body, type=call.answer_type)
-    except msgspec.MsgspecError as error:
-        raise TransportError(f"not an answer to {type(call).__name__}: {error}") from None
+    return unpack(
+        _answer_decoder(type(call)), body, lambda why: TransportError(f"not an answer to {type(call).__name__}: {why}")
+    )
+
+
+@lru_cache(maxsize=64)
+def _answer_decoder(kind: type[Call]) -> msgspec.msgpack.Decoder[Any]:
+    return msgspec.msgpack.Decoder(kind.answer_type)

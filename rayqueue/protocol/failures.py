@@ -7,7 +7,8 @@ from typing import Any
 import msgspec
 
 from rayqueue import errors
-from rayqueue.errors import RayQueueError
+from rayqueue.errors import RayQueueError, TransportError
+from rayqueue.protocol.unpacking import unpack
 
 
 class _Failure(msgspec.Struct, frozen=True, array_like=True):
@@ -37,7 +38,7 @@ def encode_failure(error: RayQueueError) -> bytes:
 def decode_failure(body: memoryview | bytes) -> RayQueueError:
     """A code that this release does not know becomes the plainest error, with its text."""
     try:
-        failure = _decoder.decode(body)
-    except msgspec.MsgspecError as error:
-        return errors.TransportError(f"an error that cannot be read: {error}")
+        failure = unpack(_decoder, body, lambda why: TransportError(f"an error that cannot be read: {why}"))
+    except TransportError as unreadable:
+        return unreadable
     return _classes.get(failure.code, RayQueueError)(failure.text, **failure.details)

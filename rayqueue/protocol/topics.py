@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -69,7 +70,7 @@ class TopicSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             raise InvalidInputError(f"retention_consumed is true or false, not {self.retention_consumed!r}")
         return self
 
-    def changed(self, **changes: Any) -> TopicSettings:
+    def changed(self, changes: Mapping[str, Any]) -> TopicSettings:
         """With these settings instead. ``InvalidInputError`` for one that does not exist, cannot be, or is fixed."""
         for key in changes:
             if key not in self.__struct_fields__:

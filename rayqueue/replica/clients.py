@@ -19,6 +19,7 @@ from __future__ import annotations
 import logging
 import secrets
 import selectors
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import count
@@ -35,6 +36,7 @@ _log = logging.getLogger(__name__)
 _READ, _WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
 _BUFFER_BYTES = 64 * 1024
 _JOIN_BYTES = 64 * 1024
+_TRACE_INTERVAL_S = 5.0
 _HOPELESS = 4
 """How many times the limit of its queue, and the largest answer, may wait for a client before it is hung up on."""
 THE_CONNECTION = 0
@@ -92,6 +94,7 @@ class Clients:
         self._selector: selectors.BaseSelector | None = None
         self._refused = 0
         self._hung_up = 0
+        self._trace_again_s = 0.0
 
     # -- the transport's side (rayqueue.raft.clients.ClientPort) ----------------------
 
@@ -177,6 +180,17 @@ class Clients:
         out.append(head(kind, request, size_bytes))
         out.extend(buffers)
         client.out_bytes += HEAD.size + size_bytes
+
+    def hang_up(self, number: int, error: Exception) -> None:
+        """What this client asked for could not be understood in a way that nobody foresaw."""
+        client = self._clients.get(number)
+        if client is None:
+            return
+        now_s = time.monotonic()
+        if now_s >= self._trace_again_s:  # let nobody fill the log
+            self._trace_again_s = now_s + _TRACE_INTERVAL_S
+            _log.error("client %d is hung up on for what it sent", number, exc_info=error)
+        self._lost(client, TransportError(f"what this client sent could not be served: {type(error).__name__}"))
 
     def flush(self) -> None:
         """Write what was sent since the last time."""

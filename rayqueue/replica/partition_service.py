@@ -38,7 +38,7 @@ from rayqueue.partition import (
     delete_group_command,
     pin_command,
 )
-from rayqueue.partition.commands import check_offset
+from rayqueue.partition.commands import check_offset, decode
 from rayqueue.protocol import calls
 from rayqueue.protocol.calls import Bounds, Call, ReplicaStatus, encode_answer
 from rayqueue.protocol.data import (
@@ -50,6 +50,7 @@ from rayqueue.protocol.data import (
     encode_fetched,
 )
 from rayqueue.protocol.frames import Frame, Kind
+from rayqueue.protocol.topics import check_name
 from rayqueue.replica.parking import Parking
 from rayqueue.replica.tail import Tail
 from rayqueue.replica.watched import WatchedPartition
@@ -148,7 +149,7 @@ class PartitionService:
         for fetch in self._parked.take_expired(now_s):
             self._answer(fetch, [])
         for _ in range(min(len(self._woken), _WOKEN_PER_TURN)):
-            self._continue(self._woken.popleft())
+            self._go_on(self._woken.popleft())
         self._answers.clear()
 
     def close(self) -> None:
@@ -202,6 +203,10 @@ class PartitionService:
         deadline_s = time.monotonic() + wait_s if wait_s else 0.0
         max_bytes = min(wanted.max_bytes, settings.max_fetch_bytes)
         self._continue(_Fetch(client, frame.request, cursors, max_bytes, deadline_s, follower))
+
+    def _go_on(self, fetch: _Fetch) -> None:
+        """``_continue``, when its client is not being served already."""
+        self._replica.serving(fetch.client, fetch.request, partial(self._continue, fetch))
 
     def _continue(self, fetch: _Fetch) -> None:
         """Answer the fetch, or see to it that it is answered later."""
@@ -262,7 +267,7 @@ class PartitionService:
             if isinstance(error, RayQueueError):
                 self._fail(fetch, error)
             elif all(offset <= end for _, offset in fetch.cursors):
-                self._continue(fetch)
+                self._go_on(fetch)
             else:
                 lane, offset = max(fetch.cursors, key=lambda cursor: cursor.offset)
                 start = self._partition.readable_from
@@ -289,7 +294,7 @@ class PartitionService:
             else:
                 # All that is older than the tail was in the snapshot, and nothing of it is in these lanes.
                 fetch.cursors = tuple(Cursor(lane, max(offset, tail_start)) for lane, offset in fetch.cursors)
-                self._continue(fetch)
+                self._go_on(fetch)
 
         self._beside(lambda: self._replica.read_cursors(fetch.cursors, fetch.max_bytes), done)
 
@@ -327,18 +332,21 @@ class PartitionService:
             case calls.GetStatus():
                 reply(self._status())
             case calls.GetPosition(group=group):
-                self._once_confirmed(lambda: partition.position(group), reply)
+                self._once_confirmed(client, request, lambda: partition.position(group))
             case calls.GetGroups():
-                self._once_confirmed(partition.positions, reply)
+                self._once_confirmed(client, request, partition.positions)
             case calls.GetLag(group=group):
-                self._once_confirmed(lambda: partition.lag(group), reply)
+                self._once_confirmed(client, request, lambda: partition.lag(group))
             case calls.GetBounds():
-                self._once_confirmed(lambda: Bounds(partition.readable_from, partition.high_watermark), reply)
+                self._once_confirmed(client, request, lambda: Bounds(partition.readable_from, partition.high_watermark))
             case calls.FindOffset(timestamp_ms=timestamp_ms):
                 self._find_offset(timestamp_ms, reply)
             case calls.Commit(group=group, generation=generation, offsets=offsets, metadata=metadata, rewind=rewind):
+                check_name("group", group)
                 self._command(commit_command(group, generation, offsets, metadata=metadata, rewind=rewind), reply)
             case calls.Pin(group=group, pinned=pinned):
+                if pinned:  # a group that has another name from earlier can still be let go of
+                    check_name("group", group)
                 self._command(pin_command(group, pinned), reply)
             case calls.ForgetGroup(group=group):
                 self._command(delete_group_command(group), reply)
@@ -367,8 +375,13 @@ class PartitionService:
             replica.status.size_bytes,
         )
 
-    def _once_confirmed(self, read: Callable[[], Any], reply: Callable[[Any], None]) -> None:
-        self._replica.confirm(lambda error: reply(read() if error is None else error))
+    def _once_confirmed(self, client: int, request: int, read: Callable[[], Any]) -> None:
+        def confirmed(error: Any) -> None:
+            self._replica.serving(
+                client, request, lambda: self._reply(client, request, read() if error is None else error)
+            )
+
+        self._replica.confirm(confirmed)
 
     def _find_offset(self, timestamp_ms: int, reply: Callable[[Any], None]) -> None:
         def confirmed(error: Any) -> None:
@@ -381,6 +394,7 @@ class PartitionService:
         self._replica.confirm(confirmed)
 
     def _command(self, payload: bytes, reply: Callable[[Any], None]) -> None:
+        decode(payload)  # raises here rather than at every replica that applies it
         self._replica.propose(payload, lambda result: reply(_told(result)))
 
 

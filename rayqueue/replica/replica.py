@@ -14,7 +14,8 @@ soon as they are known, by one write per client.
 
 Any exception in the thread is the end of it: ``on_fatal`` is called, which
 ends the process. Whoever waits learns it from the broken connection, and what
-was acknowledged is on disk.
+was acknowledged is on disk. The exception to that is what is done for a client
+(``serving``): no bytes that a client sends may end a replica.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from random import Random
 from typing import Any
 
@@ -33,6 +35,7 @@ from rayqueue.config import CallSettings, LogSettings, RaftSettings
 from rayqueue.errors import (
     AppendTimeoutError,
     DiskFullError,
+    InvariantBrokenError,
     NotLeaderError,
     RayQueueError,
     ReplicaClosedError,
@@ -220,7 +223,13 @@ class Replica:
     def propose(self, payload: bytes, answer: Answer) -> Pending:
         """Append an entry to the log, if this replica leads; else it raises. The answer is what applying it answers."""
         pending = Pending(answer, time.monotonic() + self._append_timeout_s, inside=True)
-        self._engine.propose(payload, pending)
+        try:
+            self._engine.propose(payload, pending)
+        except (RayQueueError, OSError):
+            raise
+        except Exception as error:
+            # Not the client's affair any more: how much of it was done is not known.
+            raise InvariantBrokenError(f"a proposal failed: {error!r}") from error
         self._waiting.append(pending)
         return pending
 
@@ -246,6 +255,22 @@ class Replica:
     def fail(self, client: int, request: int, error: RayQueueError) -> None:
         """Answer a client's request with an error."""
         self._clients.fail(client, request, error)
+
+    def serving(self, client: int, request: int | None, work: Callable[[], None]) -> None:
+        """Do something that a client asked for. A ``RayQueueError`` out of it is the answer; with None nobody waits.
+
+        Anything else is a bug that the client's bytes have found, before anything was proposed: it is hung up on,
+        and the replica goes on. Not so if the replica itself is unsound, or its disk: then that is the end.
+        """
+        try:
+            work()
+        except (InvariantBrokenError, OSError):
+            raise
+        except RayQueueError as error:
+            if request is not None:
+                self.fail(client, request, error)
+        except Exception as error:  # noqa: BLE001  # whatever it is
+            self._clients.hang_up(client, error)
 
     def is_full(self, client: int) -> bool:
         """It does not take its answers: nothing large should be made for it."""
@@ -494,13 +519,9 @@ class Replica:
 
     def _serve(self, client: int, frame: Frame) -> None:
         service = self._service
-        if service is None:
-            return
-        try:
-            service.serve(client, frame)
-        except RayQueueError as error:
-            if frame.kind != Kind.APPEND_UNACKED:
-                self.fail(client, frame.request, error)
+        if service is not None:
+            request = None if frame.kind == Kind.APPEND_UNACKED else frame.request
+            self.serving(client, request, partial(service.serve, client, frame))
 
     def _client_gone(self, client: int) -> None:
         if self._service is not None:
