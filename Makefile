@@ -9,13 +9,14 @@ WORKERS ?= auto
 
 export RAY_USAGE_STATS_ENABLED := 0
 
-.PHONY: help setup demo test lint types imports unit integration chaos format sim bench build clean
+.PHONY: help setup demo test lint types imports unit integration e2e chaos format sim bench build clean
 
 help:
 	@echo "make demo                      set up, then show that a killed leader loses nothing"
 	@echo "make test                      set up, then lint, types, import rules and tests"
 	@echo "make sim SCHEDULES=n SEED=s    n seeded fault schedules of the simulator; WORLD=cluster: of the coordinator"
 	@echo "make chaos                     nodes, coordinators, leaders, drivers and queries killed on real clusters; some minutes"
+	@echo "make e2e                       what a person does at a terminal: commands, pipes, signals"
 	@echo "make bench [QUICK=1]           every published figure, measured again"
 	@echo "make format                    let ruff rewrite what it can"
 	@echo "make lint types imports unit integration    the parts of make test"
@@ -47,6 +48,10 @@ unit: setup
 integration: setup
 	$(PYTHON) -m pytest tests/integration -m "not alone" -n 2 --dist loadfile --max-worker-restart 0 --durations 10
 	$(PYTHON) -m pytest tests/integration -m alone
+
+# What a person does at a terminal, each step a process. CI runs them after `make test`.
+e2e: setup
+	$(PYTHON) -m pytest tests/e2e --durations 0
 
 # Whole nodes and drivers die in these, and are waited for. CI runs them after `make test`.
 chaos: setup

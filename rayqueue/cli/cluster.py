@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from rayqueue.cli import ray_head
+from rayqueue.cli import ray_head, streams
 from rayqueue.cli.common import (
     Address,
     AsJson,
@@ -17,14 +17,17 @@ from rayqueue.cli.common import (
     connected,
     console,
     print_json,
+    progress_console,
+    say_error,
     settings_of,
     table,
 )
 from rayqueue.cli.groups import groups_table
 from rayqueue.cli.topics import topics_table, troubles_of
-from rayqueue.errors import ClusterNotFoundError
+from rayqueue.errors import ClusterNotFoundError, NotLeaderError, OutcomeUnknownError
 
 _DASHBOARD_PORT = 8265
+_EXIT_CODES = {"well": 0, "impaired": 1, "down": 2}
 
 
 def up(
@@ -40,21 +43,18 @@ def up(
 
     Everything goes on when the command has ended, until `rayqueue down`.
     """
+    streams.claim()
     from rayqueue.client.connection import connect
 
     settings = settings_of(data_dir, namespace, overrides)
-    with console().status("") as doing:
+    with progress_console().status("") as doing:
         head = ray_head.find(settings)
         if address is None and head is None:
             doing.update("starting Ray on this machine")
             head = ray_head.start(settings, dashboard_port=dashboard_port if dashboard else None)
         doing.update("starting RayQueue")
-        with ray_head.quiet():
-            rq = connect(ray_head.address_of(settings, address), settings=settings)
-            try:
-                info = rq.cluster()
-            finally:
-                rq.close()
+        with connect(ray_head.address_of(settings, address), settings=settings) as rq:
+            info = rq.cluster()
     where = address or (head.address if head else "")
     if as_json:
         print_json({"address": where, "dashboard": head.dashboard if head else None, "cluster": info})
@@ -62,7 +62,7 @@ def up(
     out = console()
     out.print(f"RayQueue {info.cluster_id} runs on the Ray at {where}, with its data in {settings.data_dir}.")
     if head is not None and head.dashboard:
-        out.print(f"Ray's dashboard: {head.dashboard}")
+        out.print(f"Ray's dashboard: {head.dashboard} (it asks for a token: `ray get-auth-token` prints it)")
     out.print(f"In Python: rayqueue.connect({where!r}, data_dir={str(settings.data_dir)!r})")
 
 
@@ -73,7 +73,7 @@ def down(
     settings = settings_of(data_dir, namespace)
     head = ray_head.find(settings)
     stopped = False
-    with console().status("stopping"):
+    with progress_console().status("stopping"):
         try:
             with connected(address, data_dir, namespace) as rq:
                 rq.shutdown()
@@ -92,27 +92,42 @@ def down(
 def status(
     address: Address = None, data_dir: DataDir = None, namespace: Namespace = None, as_json: AsJson = False
 ) -> None:
-    """Is all well? Brokers, topics, partitions without a leader, groups that lag."""
-    with connected(address, data_dir, namespace) as rq:
-        info = rq.cluster()
-        topics = [rq.topic(each.name) for each in rq.topics()]
-        groups = [rq.group(each.group) for each in rq.groups()]
+    """Is all well? Brokers, topics, partitions without a leader, groups that lag.
+
+    Exit codes: 0 all is well, 1 impaired (it works, and somebody should look), 2 down: no queue runs, or a partition
+    has no leader.
+    """
+    try:
+        with connected(address, data_dir, namespace) as rq:
+            info = rq.cluster()
+            topics = [rq.topic(each.name) for each in rq.topics()]
+            groups = [rq.group(each.group) for each in rq.groups()]
+    except (ClusterNotFoundError, NotLeaderError, OutcomeUnknownError) as error:
+        if as_json:
+            print_json({"state": "down", "why": str(error), "troubles": [str(error)]})
+        else:
+            say_error(error)
+        raise typer.Exit(_EXIT_CODES["down"]) from None
+    troubles = [f"broker {each.broker} on {each.host} is gone" for each in info.brokers if not each.alive]
+    troubles += [trouble for topic in topics for trouble in troubles_of(topic)]
+    led = all(partition.leader is not None for topic in topics for partition in topic.partitions)
+    state = "down" if not led else "impaired" if troubles else "well"
     if as_json:
-        print_json({"cluster": info, "topics": topics, "groups": groups})
-        return
+        print_json({"state": state, "troubles": troubles, "cluster": info, "topics": topics, "groups": groups})
+        raise typer.Exit(_EXIT_CODES[state])
     out = console()
     out.print(f"cluster {info.cluster_id}, coordinator {info.coordinator} of term {info.term}")
     brokers = table("broker", "host", "state", "replicas", title="Brokers", right=("replicas",))
     for broker in info.brokers:
-        state = "alive" if broker.alive else "gone"
-        add(brokers, broker.broker, broker.host, state, broker.replicas, style=None if broker.alive else "red")
+        alive = "alive" if broker.alive else "gone"
+        add(brokers, broker.broker, broker.host, alive, broker.replicas, style=None if broker.alive else "red")
     out.print(brokers)
     if topics:
         out.print(topics_table(topics))
     if groups:
         out.print(groups_table(groups))
-    troubles = [trouble for topic in topics for trouble in troubles_of(topic)]
     for trouble in troubles:
-        out.print(trouble, style="red")
+        out.print(trouble, style="red", markup=False)
     if not troubles:
         out.print("All partitions have a leader and all their replicas.", style="green")
+    raise typer.Exit(_EXIT_CODES[state])

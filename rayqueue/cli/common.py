@@ -15,7 +15,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from rayqueue.errors import ConfigError
+from rayqueue.cli import streams
+from rayqueue.errors import ClusterNotFoundError, ConfigError, RayQueueError
 
 if TYPE_CHECKING:
     from rayqueue.client.connection import RayQueue
@@ -58,12 +59,12 @@ def settings_of(data_dir: Path | None, namespace: str | None, overrides: Sequenc
 @contextmanager
 def connected(address: str | None, data_dir: Path | None, namespace: str | None) -> Iterator[RayQueue]:
     """The RayQueue that runs; ``ClusterNotFoundError`` if none does."""
+    streams.claim()
     from rayqueue.cli import ray_head
     from rayqueue.client.connection import connect
 
     settings = settings_of(data_dir, namespace)
-    with ray_head.quiet():
-        rq = connect(ray_head.address_of(settings, address), create=False, settings=settings)
+    rq = connect(ray_head.address_of(settings, address), create=False, settings=settings)
     try:
         yield rq
     finally:
@@ -75,7 +76,7 @@ def connected(address: str | None, data_dir: Path | None, namespace: str | None)
 
 def print_json(facts: Any) -> None:
     """One line, whatever the facts are made of."""
-    typer.echo(json.dumps(_named(facts), default=str))
+    print(json.dumps(_named(facts), default=str), file=streams.stdout())
 
 
 def _named(value: Any) -> Any:
@@ -92,7 +93,21 @@ def _named(value: Any) -> Any:
 
 
 def console() -> Console:
-    return Console(highlight=False)
+    """For a command's outcome."""
+    return Console(file=streams.stdout(), highlight=False)
+
+
+def progress_console() -> Console:
+    """For what is shown while a command works: never among its data."""
+    return Console(file=streams.stderr(), highlight=False)
+
+
+def say_error(error: RayQueueError) -> None:
+    """One sentence, and what to do if the command knows it."""
+    words = Console(file=streams.stderr(), highlight=False)
+    words.print(f"rayqueue: {error}", markup=False, style="red", soft_wrap=True)
+    if isinstance(error, ClusterNotFoundError):
+        words.print("Start one by `rayqueue up`, or say where it runs: --address HOST:PORT, --data-dir, --namespace.")
 
 
 def table(*columns: str, title: str | None = None, right: Sequence[str] = ()) -> Table:

@@ -14,7 +14,7 @@ from rayqueue.errors import UnknownGroupError
 if TYPE_CHECKING:
     from rayqueue.client.admin import GroupDescription
 
-app = typer.Typer(help="Consumer groups: list, describe, delete.", no_args_is_help=True)
+app = typer.Typer(help="Consumer groups: list, describe, delete.", no_args_is_help=True, rich_markup_mode=None)
 
 Name = Annotated[str, typer.Argument(help="The group.")]
 

@@ -8,17 +8,13 @@ one, whose children Ray itself ends.
 
 from __future__ import annotations
 
-import contextlib
-import io
 import json
-import logging
 import os
 import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -117,14 +113,6 @@ def stop(settings: Settings, head: Head) -> None:
     while _started(head.pid) == head.started and time.monotonic() < deadline_s:
         time.sleep(_LOOK_S)
     (settings.data_dir / _FILE).unlink(missing_ok=True)
-
-
-@contextlib.contextmanager
-def quiet() -> Iterator[None]:
-    """Ray says on standard error whom it connects with; a command's output is its own."""
-    logging.getLogger("ray").setLevel(logging.ERROR)
-    with contextlib.redirect_stderr(io.StringIO()):
-        yield
 
 
 def _started(pid: int) -> str | None:

@@ -19,6 +19,7 @@ from rayqueue.cli.common import (
     console,
     given,
     print_json,
+    progress_console,
     size,
     table,
 )
@@ -27,7 +28,7 @@ from rayqueue.errors import InvalidInputError, UnknownTopicError
 if TYPE_CHECKING:
     from rayqueue.client.admin import PartitionDescription, TopicDescription
 
-app = typer.Typer(help="Topics: create, list, describe, alter, delete.", no_args_is_help=True)
+app = typer.Typer(help="Topics: create, list, describe, alter, delete.", no_args_is_help=True, rich_markup_mode=None)
 
 Name = Annotated[str, typer.Argument(help="The topic.")]
 Partitions = Annotated[int | None, typer.Option(help="How many shards.")]
@@ -207,7 +208,7 @@ def topics_table(topics: Sequence[TopicDescription]) -> Table:
             topic.settings.replication,
             topic.records,
             size(topic.size_bytes),
-            "look" if troubled else "well",
+            "impaired" if troubled else "well",
             style="red" if troubled else None,
         )
     return made
@@ -241,4 +242,4 @@ def _limits(**options: str | None) -> dict[str, int | None]:
 
 def _progress(as_json: bool) -> Progress:
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("partitions lead"))
-    return Progress(*columns, transient=True, disable=as_json, console=console())
+    return Progress(*columns, transient=True, disable=as_json, console=progress_console())

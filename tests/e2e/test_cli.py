@@ -1,0 +1,143 @@
+"""The command against a queue that it has started: every step is a process of its own, as on a terminal."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any
+
+import pytest
+
+pytestmark = pytest.mark.timeout(300)
+
+
+class Shell:
+    """Runs the command on one data directory."""
+
+    def __init__(self, home: Path) -> None:
+        self.home = home
+        clean = {name: value for name, value in os.environ.items() if not name.startswith("RAYQUEUE_")}
+        self._environment = clean | {"COLUMNS": "120"}
+
+    def begin(self, *arguments: str, **pipes: Any) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            [sys.executable, "-m", "rayqueue.cli", *arguments, "--data-dir", str(self.home)],
+            env=self._environment,
+            cwd=self.home.parent,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            **pipes,
+        )
+
+    def __call__(self, *arguments: str, stdin: bytes = b"", code: int = 0) -> str:
+        """What it wrote to standard output, or to standard error if that is what it should end with."""
+        process = self.begin(*arguments, stdin=subprocess.PIPE)
+        out, words = process.communicate(stdin, timeout=120)
+        assert process.returncode == code, f"{arguments}\n{out!r}\n{words!r}"
+        return (out if code == 0 else words).decode()
+
+
+@pytest.fixture(scope="module")
+def shell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shell]:
+    """A queue that `up` has started, and `down` ends."""
+    shell = Shell(tmp_path_factory.mktemp("cli") / "data")
+    assert "`rayqueue up`" in shell("status", code=2)
+    up = json.loads(shell("up", "--no-dashboard", "--json"))
+    head = shell.home / "ray.json"
+    pid = json.loads(head.read_text())["pid"]
+    try:
+        assert json.loads(shell("status", "--json"))["cluster"]["cluster_id"] == up["cluster"]["cluster_id"]
+        yield shell
+        assert "RayQueue has stopped" in shell("down")
+        assert not Path(f"/proc/{pid}").exists()
+    finally:
+        if head.exists():  # something failed before it came to `down`
+            os.kill(pid, signal.SIGTERM)
+
+
+def test_a_day_at_the_terminal(shell: Shell) -> None:
+    assert "orders: 1 partitions, 3 replicas each" in shell("topics", "create", "orders", "--lanes", "2")
+    assert shell("produce", "orders", "--key-separator", ":", stdin=b"a:1\nb:2\nc:3\n") == "3 records acknowledged\n"
+    shell("produce", "orders", "urgent", "--priority", "1", "--header", "who=me")
+    told = [json.loads(line) for line in shell("consume", "orders", "--group", "billing", "--json").splitlines()]
+    assert [(each["key"], each["value"]) for each in told] == [(None, "urgent"), ("a", "1"), ("b", "2"), ("c", "3")]
+    assert told[0]["headers"] == [["who", "me"]]
+
+    facts = json.loads(shell("status", "--json"))
+    assert (facts["state"], facts["troubles"]) == ("well", [])
+    (orders,) = (topic for topic in facts["topics"] if topic["name"] == "orders")
+    assert orders["partitions"][0]["end_offset"] == 4
+    (group,) = facts["groups"]
+    assert (group["group"], group["partitions"][0]["lag"]) == ("billing", 0)
+
+    assert shell("consume", "orders", "--offset", "-2", "--format", "{offset} {value}") == "3 urgent\n2 3\n"
+    assert shell("consume", "orders", "--time", "-1h", "--partition", "0", "--max-records", "1") == "urgent\n"
+
+
+def test_what_is_typed_is_sent_at_once_and_an_interrupt_loses_nothing(shell: Shell) -> None:
+    shell("topics", "create", "typed", "--replication", "1")
+    reader = shell.begin("consume", "typed", "--follow")
+    writer = shell.begin("produce", "typed", stdin=subprocess.PIPE)
+    assert writer.stdin is not None
+    assert reader.stdout is not None
+    for line in (b"one\r\n", b"two\n"):  # each is with its reader before the next is typed
+        writer.stdin.write(line)
+        writer.stdin.flush()
+        assert _line(reader.stdout) == line
+    writer.stdin.write(b"three\nunfinish")
+    writer.stdin.flush()
+    assert _line(reader.stdout) == b"three\n"
+    writer.send_signal(signal.SIGINT)
+    out, words = writer.communicate(timeout=60)
+    assert (writer.returncode, out) == (130, b"3 records acknowledged; the input was not read to its end\n"), words
+    reader.send_signal(signal.SIGINT)
+    out, words = reader.communicate(timeout=60)
+    assert (reader.returncode, out, words) == (0, b"", b"")
+
+
+def test_a_bad_line_is_named_and_what_is_before_it_is_kept(shell: Shell) -> None:
+    shell("topics", "create", "pairs", "--replication", "1")
+    told = shell("produce", "pairs", "--key-separator", ":", stdin=b"a:1\nb:2\nnothing\nc:3\n", code=1)
+    assert "line 3 has no ':'" in told
+    assert shell("consume", "pairs", "--wait-ms", "500") == "1\n2\n"
+
+
+def test_files_and_delimiters(shell: Shell, tmp_path: Path) -> None:
+    shell("topics", "create", "files", "--replication", "1")
+    (tmp_path / "a.bin").write_bytes(b"\x00line\nline\xff")
+    shell("produce", "files", "--file", str(tmp_path / "a.bin"))
+    shell("produce", "files", "--delimiter", r"\0", stdin=b"x\ny\0z")
+    reader = shell.begin("consume", "files", "--delimiter", r"\0", "--max-records", "3")
+    out, words = reader.communicate(timeout=60)
+    assert (reader.returncode, out, words) == (0, b"\x00line\nline\xff\0x\ny\0z\0", b"")
+    assert "cannot be read" in shell("produce", "files", "--file", "nowhere", code=1)
+
+
+def test_a_group_goes_on_behind_what_its_reader_took(shell: Shell) -> None:
+    """`consume | head -n 1`: what head did not take is not lost for the group."""
+    shell("topics", "create", "piped", "--replication", "1")
+    wide = b"".join(b"%06d%s\n" % (number, b"." * 1000) for number in range(3000))
+    shell("produce", "piped", stdin=wide)
+    reader = shell.begin("consume", "piped", "--group", "g")
+    assert reader.stdout is not None
+    first = _line(reader.stdout)
+    reader.stdout.close()
+    assert reader.wait(60) == 141
+    rest = shell("consume", "piped", "--group", "g").splitlines()
+    assert first.startswith(b"000000.")
+    assert [int(line[:6]) for line in rest] == list(range(int(rest[0][:6]), 3000))
+    assert int(rest[0][:6]) < 1000  # less than the first poll, which the pipe did not take as a whole
+
+
+def _line(stream: IO[bytes]) -> bytes:
+    """The next line; the test's own time limit ends a wait in vain."""
+    began_s = time.monotonic()
+    line = stream.readline()
+    assert line, f"the output ended after {time.monotonic() - began_s:.0f} s"
+    return line
