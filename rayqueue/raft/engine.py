@@ -26,7 +26,10 @@ remedies of DESIGN §4 are here and in the modules this one uses: ``election``
 ``progress`` (probe, then pipeline), ``leadership`` (nothing outlives its term),
 ``members`` (one change at a time).
 
-Any exception out of these methods is fatal: the caller ends the process.
+Damage is the one failure that is not fatal. Whoever finds that stored bytes are
+not what was written, the engine itself or anybody who reads beside it, says so
+to ``damaged``: from then on this replica leads nobody, now and after a restart.
+Any other exception out of these methods is fatal: the caller ends the process.
 """
 
 from __future__ import annotations
@@ -47,6 +50,7 @@ from rayqueue.errors import (
     NotLeaderError,
     QueueFullError,
     RayQueueError,
+    StorageError,
     TransferFailedError,
 )
 from rayqueue.ids import Index, NodeId
@@ -102,6 +106,8 @@ class RaftEngine(Elections):
         self._tick_wanted = True  # something came that the stock engine must look at
         self._stirred = True  # something came that may give work
         self._disk_full = False
+        self.halted = False
+        """Nothing may be written any more, for good."""
         self._durable = store.last_index
         self._bytes_since_checkpoint = 0
         self._ready = Ready()
@@ -124,11 +130,18 @@ class RaftEngine(Elections):
     @property
     def busy(self) -> bool:
         """True if another step would make progress without any event or passing of time."""
-        if self.store.damaged is not None or self._disk_full:
+        if self._ready.done:
+            return True  # answers of a leadership that ended between two steps
+        if self.store.damaged is not None or self.silent:
             return False
         if self._proposals:
             return True  # made after the step, by what runs then: retention, the coordinator's clock
         return self.applied < self.commit or (self.is_leader and self._only_voter and self.commit < self._durable)
+
+    @property
+    def silent(self) -> bool:
+        """True while nothing can be written, and so nothing is heard or promised."""
+        return self._disk_full or self.halted
 
     @property
     def next_deadline(self) -> float:
@@ -216,8 +229,11 @@ class RaftEngine(Elections):
         self.now = now
         if type(event) is Received:
             self._unreachable.discard(event.sender)
-            if not self._disk_full:
-                self._take(event.sender, event.message)
+            if not self.silent:
+                try:
+                    self._take(event.sender, event.message)
+                except DamagedLogError as error:
+                    self.damaged(str(error))
             return
         self._stirred = self._tick_wanted = True
         match event:
@@ -235,15 +251,12 @@ class RaftEngine(Elections):
     def step(self, now: float) -> Ready:
         """Let time pass, write the proposals, and say what to send."""
         self.now = now
-        if not self._disk_full and (self._stirred or now > self.next_deadline or self.busy):
+        if not self.silent and (self._stirred or now > self.next_deadline or self.busy):
             self._stirred = False
             try:
                 self._advance()
             except DamagedLogError as error:
-                # Others have the entry; this replica must neither lead nor go on without it.
-                self.store.mark_damaged(str(error))
-                self.set_role(FOLLOWER)
-                self.leader = None
+                self.damaged(str(error))
         ready, self._ready = self._ready, Ready()
         return ready
 
@@ -279,6 +292,23 @@ class RaftEngine(Elections):
             self._disk_full = True
             self.set_role(FOLLOWER)
             self.leader = None
+
+    def damaged(self, why: str) -> None:
+        """Stored bytes are not what was written. Others have them: this replica stops leading at once, answers what
+        waits, and never leads again. It still votes for others and takes what the leader sends."""
+        try:
+            self.store.mark_damaged(why)
+        except (StorageError, OSError):
+            self.halted = True  # a restart would not know it, so from here on nothing may be written or promised
+        self._ready.early.clear()  # what it was about to say as the leader
+        if self.role != FOLLOWER:
+            self.set_role(FOLLOWER)
+            self.leader = None
+
+    def halt(self, why: str) -> None:
+        """Damage that ends writing, too: the replica also votes and acknowledges no more."""
+        self.halted = True
+        self.damaged(why)
 
     # -- leading, and not any more ---------------------------------------------------------
 
@@ -479,6 +509,16 @@ class RaftEngine(Elections):
 
         Each replica does this by itself: where its log begins is nobody else's business.
         """
+        store = self.store
+        if store.damaged is not None or self.halted:
+            return False
+        try:
+            return self._save_and_trim(segment_bytes, max_entries)
+        except DamagedLogError as error:
+            self.damaged(str(error))
+            return False
+
+    def _save_and_trim(self, segment_bytes: int, max_entries: int) -> bool:
         store = self.store
         if self._bytes_since_checkpoint >= segment_bytes:
             term = store.term_at(self.applied)

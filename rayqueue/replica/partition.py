@@ -18,9 +18,10 @@ from rayqueue.errors import (
     InvalidInputError,
     OffsetOutOfRangeError,
     RayQueueError,
+    ReplicaClosedError,
 )
 from rayqueue.ids import Offset
-from rayqueue.log.store import LogStore
+from rayqueue.log.store import LogStore, Snapshot
 from rayqueue.partition import (
     Admission,
     AdmissionLimits,
@@ -133,7 +134,7 @@ class PartitionReplica(Replica):
 
     def read_disk(self, offset: int, max_bytes: int, lane: int | None = None) -> list[Fetched]:
         """Batches from a snapshot of the store. Takes disk time: not for an event loop."""
-        with self._noting_damage(), self._store.snapshot() as snapshot:
+        with self._disk() as snapshot:
             return read(snapshot, offset, max_bytes, lane=lane, high_watermark=self._tail.end)
 
     def when_longer(self, offset: int, answer: Answer) -> None:
@@ -151,22 +152,25 @@ class PartitionReplica(Replica):
                 self._readers.remove(answer)
 
     @contextmanager
-    def _noting_damage(self) -> Iterator[None]:
+    def _disk(self) -> Iterator[Snapshot]:
+        """What is on disk, from any thread. If damage is met, the engine's thread is told before the caller is."""
         try:
-            yield
+            with self._store.snapshot() as snapshot:
+                yield snapshot
         except DamagedLogError as error:
             why = str(error)
-            self.run(lambda: self._store.mark_damaged(why))
+            with suppress(ReplicaClosedError):
+                self.run(lambda: self._damaged(why))
             raise
 
     def read_cursors(self, cursors: Sequence[Cursor], max_bytes: int) -> list[Fetched]:
         """Batches from a snapshot of the store, lane by lane. Takes disk time."""
-        with self._noting_damage(), self._store.snapshot() as snapshot:
+        with self._disk() as snapshot:
             return read_lanes(snapshot, cursors, max_bytes, high_watermark=self._tail.end)
 
     def find_offset(self, timestamp_ms: int) -> Offset:
         """The first record that is not older. Takes disk time."""
-        with self._noting_damage(), self._store.snapshot() as snapshot:
+        with self._disk() as snapshot:
             return offset_for_time(snapshot, timestamp_ms)
 
     # -- on the engine's thread -----------------------------------------------------------

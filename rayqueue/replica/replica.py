@@ -12,10 +12,11 @@ itself. All of them share one append to the log and one sync. Answers to other
 threads go out by ``deliver``, a whole step's at a time; those to clients as
 soon as they are known, by one write per client.
 
-Any exception in the thread is the end of it: ``on_fatal`` is called, which
-ends the process. Whoever waits learns it from the broken connection, and what
-was acknowledged is on disk. The exception to that is what is done for a client
-(``serving``): no bytes that a client sends may end a replica.
+Damage, whoever finds it, is told to the engine (``RaftEngine.damaged``): the
+replica leads no more and goes on as a follower. What a client's bytes cause
+ends with that client (``serving``). Any other exception in the thread is the
+end of it: ``on_fatal`` is called, which ends the process. Whoever waits learns
+it from the broken connection, and what was acknowledged is on disk.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from random import Random
@@ -34,6 +35,7 @@ from typing import Any
 from rayqueue.config import CallSettings, LogSettings, RaftSettings
 from rayqueue.errors import (
     AppendTimeoutError,
+    DamagedLogError,
     DiskFullError,
     InvariantBrokenError,
     NotLeaderError,
@@ -254,6 +256,7 @@ class Replica:
 
     def fail(self, client: int, request: int, error: RayQueueError) -> None:
         """Answer a client's request with an error."""
+        self._note_damage(error)
         self._clients.fail(client, request, error)
 
     def serving(self, client: int, request: int | None, work: Callable[[], None]) -> None:
@@ -267,6 +270,7 @@ class Replica:
         except (InvariantBrokenError, OSError):
             raise
         except RayQueueError as error:
+            self._note_damage(error)
             if request is not None:
                 self.fail(client, request, error)
         except Exception as error:  # noqa: BLE001  # whatever it is
@@ -325,7 +329,8 @@ class Replica:
     def _main(self) -> None:
         try:
             while not self._closing:
-                self._turn()
+                with self._noting_damage():
+                    self._turn()
             self._end()
         except BaseException as error:  # noqa: BLE001  # whatever it is, this replica must not go on
             _log.critical("%s stops: %s", self._name(), error, exc_info=True)
@@ -366,7 +371,7 @@ class Replica:
         if self._service is not None:
             due_s = min(due_s, self._service.next_deadline_s)
         patience = min(_POLL_MAX_S, due_s - time.monotonic())
-        if self._store.dirty or self._read_only:
+        if (self._store.dirty or self._read_only) and not self._engine.halted:
             patience = min(patience, _IDLE_SYNC_S)
         return max(0.0, patience)
 
@@ -375,7 +380,8 @@ class Replica:
         calls = self._calls
         stirred = self._clients.new_turn() or bool(calls)
         while calls:
-            calls.popleft()[0]()
+            with self._noting_damage():
+                calls.popleft()[0]()
         # Before anything is proposed: messages may have ended a leadership.
         self._note_leadership(time.monotonic())
         stirred = self._take_queued() or stirred
@@ -432,8 +438,10 @@ class Replica:
         if pending.answered:
             return
         pending.answered = True
+        self._note_damage(result)
         if pending.inside:
-            pending.answer(result)
+            with self._noting_damage():
+                pending.answer(result)
         else:
             self._answers.append((pending.answer, result))
 
@@ -442,7 +450,27 @@ class Replica:
             answers, self._answers = self._answers, []
             self._deliver(answers)
 
+    def _note_damage(self, found: Any) -> None:
+        """Every answer passes here: an error that is damage is the engine's business, too."""
+        if type(found) is DamagedLogError:
+            self._damaged(str(found))
+
+    @contextmanager
+    def _noting_damage(self) -> Iterator[None]:
+        """For whatever may read the disk on the engine's thread. What met the damage ends; the replica goes on."""
+        try:
+            yield
+        except DamagedLogError as error:
+            self._damaged(str(error))
+
+    def _damaged(self, why: str) -> None:
+        if self._store.damaged is None:
+            _log.critical("%s is damaged, leads no more and must be rebuilt: %s", self._name(), why)
+        self._engine.damaged(why)
+
     def _sync(self) -> bool:
+        if self._engine.halted:
+            return False
         started = time.perf_counter()
         after, self._after_sync = self._after_sync, []
         try:
@@ -455,6 +483,10 @@ class Replica:
                 _log.error("%s is read-only: %s", self._name(), error)
             self._read_only = True
             self._engine.disk_full()  # which answers whoever waits, those in ``after`` too
+            return False
+        except DamagedLogError as error:
+            _log.critical("%s writes no more and must be rebuilt: %s", self._name(), error)
+            self._engine.halt(str(error))
             return False
         if self._read_only:
             _log.warning("%s writes again", self._name())
@@ -492,8 +524,10 @@ class Replica:
     def _maintain(self, now: float) -> None:
         """Checkpoints, trimming and the like: not urgent, a bounded piece at a time."""
         settings = self._log_settings
+        self._maintain_at_s = now + _MAINTAIN_EVERY_S
         more = self._engine.maintain(settings.segment_bytes, settings.trim_entries_per_tick)
-        self._maintain_at_s = now if more else now + _MAINTAIN_EVERY_S
+        if more:
+            self._maintain_at_s = now
         self.status = self._status()
         if not more:
             self.measures = self._measure(self.status, self._elected, self._longest_sync_s)
@@ -510,7 +544,7 @@ class Replica:
             self._service.close()
         self._clients.flush()
         self._flush_answers()
-        if self._store.dirty and not self._read_only:
+        if self._store.dirty and not self._read_only and not self._engine.halted:
             self._store.sync()
         self._transport.close()
         self._store.close()
