@@ -40,8 +40,8 @@ from ray.exceptions import RayError
 from rayqueue.actors.endpoint import Endpoint
 from rayqueue.actors.metrics import report_metrics
 from rayqueue.actors.names import actor_name, check_id, topic_partition
-from rayqueue.actors.notice import Notices, keep_notice, post_by, show_class
 from rayqueue.actors.replies import Reply
+from rayqueue.actors.title import keep_title
 from rayqueue.config import Settings
 from rayqueue.errors import InvalidInputError, RayQueueError, StorageError
 from rayqueue.ids import GroupId, NodeId
@@ -110,12 +110,11 @@ class MemberActor(Generic[ReplicaT]):
         self._look_for_peers = asyncio.Event()
         self._meeting = self._loop.create_task(self._meet_peers(self._started))
         self._reporting = self._loop.create_task(report_metrics(self._started, spec.group_id, spec.node_id))
-        self._notices = Notices(post_by(ray.get_runtime_context().current_actor))
-        self._showing = self._loop.create_task(keep_notice(self._started, self._notices))
+        self._titled = self._loop.create_task(keep_title(self._started))
 
     def __repr__(self) -> str:
         """Ray asks once, when the actor has started, and shows this in the dashboard and before its log lines for as
-        long as it lives. So it says what stays true; role, term and high watermark are in the name of ``notice``.
+        long as it lives. So it says what stays true; the role is in the process's title (``actors.title``).
         """
         topic, partition = topic_partition(self._spec.group_id)
         who = f"{topic}-{partition} {self._spec.node_id}" if partition else f"{topic} {self._spec.node_id}"
@@ -170,12 +169,6 @@ class MemberActor(Generic[ReplicaT]):
         return Process(os.getpid(), self._spec.host, context.get_node_id())
 
     @ray.method(concurrency_group="control")
-    async def notice(self, number: int) -> None:
-        """Lasts for as long as the name of this call is true, which the dashboard shows. See ``actors.notice``."""
-        show_class(type(self).__name__)
-        await self._notices.last(number)
-
-    @ray.method(concurrency_group="control")
     async def set_peers(self, addresses: Mapping[NodeId, Address]) -> None:
         """Where others listen, if somebody knows better than their names in Ray."""
         _check_addresses(addresses)
@@ -216,7 +209,7 @@ class MemberActor(Generic[ReplicaT]):
     async def _close_replica(self, replica: ReplicaT) -> None:
         self._loop.call_soon_threadsafe(self._meeting.cancel)
         self._loop.call_soon_threadsafe(self._reporting.cancel)
-        self._loop.call_soon_threadsafe(self._showing.cancel)
+        self._loop.call_soon_threadsafe(self._titled.cancel)
         await asyncio.to_thread(replica.close)
 
     async def _change(self, change: Callable[[Members], Members]) -> None:

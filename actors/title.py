@@ -1,0 +1,37 @@
+"""The title of a replica's process: ``ray::orders-3 r2 leader`` in ``ps``, ``top`` and the Ray dashboard's workers.
+
+Ray titles a process after the call that began last, so the title is set again
+about once a second. It names the role and nothing that changes more often: Ray
+tags its figures of memory and CPU with the title, and each new one would leave
+a series behind.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import NoReturn
+
+import ray
+
+from rayqueue.actors.names import topic_partition
+from rayqueue.replica import Replica, Status
+
+EVERY_S = 1.0
+
+
+def who(status: Status) -> str:
+    """Such as ``orders-3 r2``."""
+    topic, partition = topic_partition(status.group_id)
+    return f"{topic}-{partition} {status.node_id}" if partition else f"{topic} {status.node_id}"
+
+
+def title_of(status: Status) -> str:
+    trouble = " damaged" if status.damaged is not None else " disk full" if status.read_only else ""
+    return f"ray::{who(status)} {status.role}{trouble}"
+
+
+async def keep_title(replica: Replica) -> NoReturn:
+    """Until it is cancelled."""
+    while True:
+        ray._raylet.setproctitle(title_of(replica.status))  # type: ignore[attr-defined]
+        await asyncio.sleep(EVERY_S)
