@@ -16,12 +16,15 @@ clock but the one that is handed in.
 
 from __future__ import annotations
 
+import os
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
+from weakref import WeakSet
 
 from rayqueue.client.delivery import Delivery, Outcome, Part
+from rayqueue.client.forks import forked
 from rayqueue.errors import ClosedError, RayQueueError
 from rayqueue.records import Compression, Headers, HeadersIn, RecordBatch, with_producer
 
@@ -149,6 +152,8 @@ ANY = -1
 class Accumulator:
     """All that a producer has accepted and that is not resolved."""
 
+    _all: WeakSet[Accumulator] = WeakSet()  # noqa: RUF012  # the process's own
+
     def __init__(
         self,
         *,
@@ -174,6 +179,9 @@ class Accumulator:
         self._flush_waiters: list[tuple[int, Wake]] = []
         self._topics: list[TopicBuffer] = []
         self._closed = False
+        self._refusal: Callable[[], RayQueueError] = closed
+        """Why nothing is accepted any more."""
+        self._all.add(self)
 
     # -- for application threads ---------------------------------------------------------
 
@@ -199,7 +207,7 @@ class Accumulator:
             if used_bytes + size_bytes > self._buffer_bytes and used_bytes:
                 return None
             if self._closed:
-                raise closed()
+                raise self._refusal()
             partition = topic.partitions[topic.turn if number < 0 else number]
             batch = partition.open[lane]
             if batch is None or batch.size_bytes + size_bytes > self._batch_bytes:
@@ -318,6 +326,19 @@ class Accumulator:
         for _, wake in waiters:
             wake()
 
+    def forget(self) -> None:
+        """This process is a forked child: all that is here is sent by its parent, and nothing can be added."""
+        self._lock = threading.Lock()  # another thread may have held it
+        self._used_bytes = 0
+        self._unresolved, self._topics, self._signalled = {}, [], []
+        self._space_waiters, self._flush_waiters = [], []
+        self._closed, self._refusal = True, _of_parent
+
+    def check_open(self) -> None:
+        """``ClosedError``, or ``ForkedError``, unless something can be added."""
+        if self._closed:
+            raise self._refusal()
+
     @property
     def is_closed(self) -> bool:
         return self._closed
@@ -405,8 +426,7 @@ class Accumulator:
     # -- under the lock ------------------------------------------------------------------
 
     def _lacks_space(self, size_bytes: int) -> bool:
-        if self._closed:
-            raise closed()
+        self.check_open()
         # What is larger than the whole buffer goes alone.
         return self._used_bytes + size_bytes > self._buffer_bytes and self._used_bytes > 0
 
@@ -451,6 +471,18 @@ class Accumulator:
 
     def _oldest(self) -> float:
         return next(iter(self._unresolved), float("inf"))
+
+
+def _of_parent() -> RayQueueError:
+    return forked("this producer")
+
+
+def _after_fork() -> None:
+    for accumulator in list(Accumulator._all):
+        accumulator.forget()
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 def closed() -> ClosedError:

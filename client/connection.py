@@ -5,6 +5,9 @@ is none, how one is started. ``RayQueue`` is what an application holds: it may b
 passed into Ray tasks and actors, where it connects again when it is first used.
 All handles of a process that mean the same queue share its connections.
 
+A forked child of a process that is connected is not, and cannot be: whatever
+it asks raises ``ForkedError`` (``rayqueue.client.forks``).
+
 Closing a handle closes nothing but the handle. The queue itself outlives
 whoever started it; ``RayQueue.shutdown`` ends it, and its data stays.
 """
@@ -32,6 +35,7 @@ from rayqueue.actors.names import COORDINATOR_PREFIX, STARTER
 from rayqueue.actors.nodes import found_actors
 from rayqueue.client import admin
 from rayqueue.client.embedded import loopback_only, start_embedded_ray
+from rayqueue.client.forks import forked, leave_ray_alone
 from rayqueue.client.io import IoThread
 from rayqueue.client.lifecycle import stop_cluster
 from rayqueue.client.replicas import wait_for_answers
@@ -134,6 +138,7 @@ class RayQueue:
     def _connected(self) -> _Shared:
         shared = self._shared
         if shared is None or not shared.usable:
+            _refuse_in_child()
             with self._lock:
                 if self._closed:
                     raise ClosedError("this connection was closed; connect again")
@@ -144,6 +149,9 @@ class RayQueue:
 
     def close(self) -> None:
         """Let go of it. The queue goes on, and so do the connections that other handles share."""
+        if _in_child:  # they are the parent's, and another thread of it may have held the lock
+            self._closed = True
+            return
         with self._lock:
             shared, self._shared, self._closed = self._shared, None, True
         if shared is not None:
@@ -151,6 +159,7 @@ class RayQueue:
 
     def shutdown(self) -> None:
         """End the queue, for everybody: every replica in good order. The data stays; connect again to continue."""
+        _refuse_in_child()
         stop_cluster(self.namespace)
         _Shared.end_all(self.namespace)
         self.close()
@@ -288,10 +297,23 @@ async def _make(settings: Settings) -> ClusterRoutes:
     return ClusterRoutes(settings.namespace, settings)  # in the thread that it belongs to
 
 
+_in_child = False
+"""This process was forked from one that was connected with Ray."""
+
+
+def _refuse_in_child() -> None:
+    if _in_child:
+        raise forked("the connection with Ray")
+
+
 def _after_fork() -> None:
+    global _in_child
     # Another thread may have held the lock.
     _Shared._all_lock = threading.Lock()
     _Shared._all = {}
+    if ray.is_initialized():
+        _in_child = True
+        leave_ray_alone()
 
 
 os.register_at_fork(after_in_child=_after_fork)
@@ -303,6 +325,7 @@ atexit.register(_Shared.end_all)  # before Ray's own, which was registered when 
 
 def _join_ray(address: str | None, *, create: bool) -> bool:
     """Be connected with a Ray. Whether it is a new one, that nobody else knows yet."""
+    _refuse_in_child()
     if ray.is_initialized():
         current = _current_ray()
         if address not in (None, "auto", "local", current) and _canonical(address) != current:

@@ -16,6 +16,7 @@ commits before it hands out.
 
 One thread, or one asyncio task, uses it at a time; ``ack``, ``wakeup`` and
 ``close`` may come from others. A listener is called in the thread that polls.
+A forked child cannot use it (``ForkedError``); the parent goes on.
 """
 
 from __future__ import annotations
@@ -185,11 +186,13 @@ class Consumer:
 
     def wakeup(self) -> None:
         """Let a poll that waits return at once with what there is; or the next one. From any thread."""
+        self._turn.check_process()
         self._polling.woken = True
         self._core.bell.ring()
 
     def assignment(self) -> frozenset[TopicPartition]:
         """What is read now."""
+        self._turn.check_process()
         with self._sub.lock:
             return frozenset(feed.partition for feed in self._sub.feeds.values() if not feed.letting_go)
 
@@ -197,6 +200,7 @@ class Consumer:
 
     def ack(self, record: Record) -> None:
         """This record is done. From any thread. Of no effect if its partition went to another member."""
+        self._turn.check_process()
         self._sub.ack(TopicPartition(record.topic, record.partition), record.lane, record.offset)
 
     def commit(self, offsets: Mapping[PartitionLike, Offsets] | None = None, *, rewind: bool = False) -> None:
@@ -275,6 +279,7 @@ class Consumer:
             self._sub.resume([self._feed(each).partition for each in (partitions or self.assignment())])
 
     def paused(self) -> frozenset[TopicPartition]:
+        self._turn.check_process()
         with self._sub.lock:
             return frozenset(feed.partition for feed in self._sub.feeds.values() if feed.paused)
 
@@ -282,6 +287,7 @@ class Consumer:
 
     def position(self, partition: PartitionLike, lane: int | None = None) -> int:
         """The offset of the next record to hand out: of this lane, or the first of all."""
+        self._turn.check_process()
         self._sub.settle(current_done=False)
         feed = self._feed(partition)
         with self._sub.lock:
@@ -401,6 +407,7 @@ class Consumer:
     # -- within ------------------------------------------------------------------------------
 
     def _check_open(self) -> None:
+        self._turn.check_process()
         if self._polling.closing:
             raise ClosedError("this consumer was closed")
 

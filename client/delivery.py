@@ -9,18 +9,23 @@ An outcome is resolved once, by the I/O thread. Whoever waits in another thread
 or in another event loop is woken from there. Callbacks of the application run
 in a thread of their own, one after the other, so that a slow one holds up
 other callbacks and nothing else. What a callback raises is logged.
+
+In a forked child an outcome that was not known at the fork is ``ForkedError``:
+only the parent learns it. The parent's callbacks are not called there.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import queue
 import threading
 from bisect import bisect_right
 from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any, NamedTuple, overload
 
+from rayqueue.client.forks import forked
 from rayqueue.errors import InvalidInputError, OutcomeUnknownError, RayQueueError
 
 _log = logging.getLogger(__name__)
@@ -101,16 +106,19 @@ class CallbackThread:
 _registering = threading.Lock()
 """Held for an instant, while an outcome is resolved or somebody begins to wait for one."""
 
+_pid = os.getpid()
+
 
 class Outcome:
     """What became of a batch, or is not known yet. ``resolve`` is the I/O thread's."""
 
-    __slots__ = ("_callbacks", "_wakers", "base_offset", "done", "error", "partition", "timestamps", "topic")
+    __slots__ = ("_callbacks", "_wakers", "base_offset", "done", "error", "partition", "pid", "timestamps", "topic")
 
     def __init__(self, topic: str, partition: int, timestamps: Sequence[int] | int) -> None:
         self.topic = topic
         self.partition = partition
         self.timestamps = timestamps
+        self.pid = _pid
         self.done = False
         self.base_offset: int | None = None
         self.error: RayQueueError | None = None
@@ -132,8 +140,16 @@ class Outcome:
         for wake in wakers or ():
             wake()
 
+    def known(self) -> bool:
+        """Whether it is resolved; or, in a forked child, never will be."""
+        if not self.done and self.pid != _pid:
+            self._wakers = self._callbacks = None
+            self.resolve(None, forked("this record"))
+        return self.done
+
     def add_waker(self, wake: Waker) -> None:
         """Called at once if the outcome is known."""
+        self.known()
         with _registering:
             if not self.done:
                 self._wakers = [*(self._wakers or ()), wake]
@@ -142,6 +158,7 @@ class Outcome:
 
     def add_callback(self, callback: Callback) -> None:
         """Run in the callback thread, also if the outcome is known."""
+        self.known()
         with _registering:
             if not self.done:
                 if self._callbacks is None:
@@ -151,7 +168,7 @@ class Outcome:
         CallbackThread.shared().post((callback,))
 
     def wait(self, timeout_s: float | None) -> bool:
-        if self.done:
+        if self.known():
             return True
         _refuse_to_wait_in_io_thread()
         known = threading.Event()
@@ -185,7 +202,7 @@ class Delivery:
         self._position = position
 
     def done(self) -> bool:
-        return self._outcome.done
+        return self._outcome.known()
 
     def result(self, timeout_ms: int | None = None) -> RecordMetadata:
         """Where the record is, or the error that says why it is not, or why nobody knows.
@@ -216,7 +233,7 @@ class Delivery:
 
     def __repr__(self) -> str:
         outcome = self._outcome
-        state = "on its way" if not outcome.done else repr(outcome.error or outcome.metadata(self._position))
+        state = "on its way" if not outcome.known() else repr(outcome.error or outcome.metadata(self._position))
         return f"<Delivery to {outcome.topic}-{outcome.partition}: {state}>"
 
 
@@ -260,7 +277,7 @@ class Deliveries(Sequence[Delivery]):
         return Delivery(outcome, position)
 
     def done(self) -> bool:
-        return all(part.outcome.done for part in self._parts)
+        return all(part.outcome.known() for part in self._parts)
 
     def result(self, timeout_ms: int | None = None) -> Sequence[RecordMetadata]:
         """Where each record is. Raises the first error there is; ``self[index]`` tells of each record."""
@@ -385,3 +402,14 @@ def _seconds(timeout_ms: int | None) -> float | None:
 
 def _not_yet(timeout_ms: int | None) -> OutcomeUnknownError:
     return OutcomeUnknownError(f"not acknowledged after {timeout_ms} ms; the producer still tries")
+
+
+def _after_fork() -> None:
+    global _registering, _pid
+    _registering = threading.Lock()
+    _pid = os.getpid()
+    CallbackThread._shared_lock = threading.Lock()
+    CallbackThread._shared = None  # its thread and its callbacks are the parent's
+
+
+os.register_at_fork(after_in_child=_after_fork)

@@ -49,11 +49,11 @@ def embedded_ray(
     if ray.is_initialized():
         yield
         return
-    temporary = _start(cpus, object_store_bytes, system_settings)
+    temporary, pid = _start(cpus, object_store_bytes, system_settings), os.getpid()
     try:
         yield
     finally:
-        _stop(temporary)
+        _stop(temporary, pid)
 
 
 def start_embedded_ray(
@@ -61,7 +61,7 @@ def start_embedded_ray(
 ) -> None:
     """A new Ray, for as long as this process lives."""
     temporary = _start(cpus or max(2, os.cpu_count() or 1), object_store_bytes, RAY_SYSTEM_SETTINGS, namespace)
-    atexit.register(_stop, temporary)
+    atexit.register(_stop, temporary, os.getpid())
 
 
 def _start(
@@ -83,12 +83,14 @@ def _start(
                 _system_config=dict(system_settings),
             )
     except BaseException:
-        _stop(temporary)
+        _stop(temporary, os.getpid())
         raise
     return temporary
 
 
-def _stop(temporary: Path) -> None:
+def _stop(temporary: Path, pid: int) -> None:
+    if pid != os.getpid():
+        return  # a forked child ends; its parent's Ray does not
     ray.shutdown()
     shutil.rmtree(temporary, ignore_errors=True)
 

@@ -5,7 +5,7 @@ producer, consumer and connection of the process. Application threads hand it
 coroutines and wait for the outcome; nothing in it may block.
 
 A forked child has none of its parent's threads: it gets a loop of its own, and
-its parent's connections are dead to it.
+its parent's is closed to it (``ForkedError``).
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ import os
 import threading
 from collections.abc import Coroutine
 from typing import Any, NoReturn, TypeVar
+from weakref import WeakSet
 
+from rayqueue.client.forks import forked
 from rayqueue.errors import InvalidInputError
 
 _T = TypeVar("_T")
@@ -27,10 +29,12 @@ class IoThread:
 
     _shared: IoThread | None = None
     _shared_lock = threading.Lock()
+    _all: WeakSet[IoThread] = WeakSet()  # noqa: RUF012  # the process's own
 
     def __init__(self, name: str = "rayqueue io") -> None:
         self.loop: asyncio.AbstractEventLoop = _new_loop()
         self._pid = os.getpid()
+        self._all.add(self)
         self._started = threading.Event()
         self._thread = threading.Thread(target=self._main, name=name, daemon=True)
         self._thread.start()
@@ -50,7 +54,12 @@ class IoThread:
     @property
     def usable(self) -> bool:
         """False in a process that was forked from the one it was made in, and after ``close``."""
-        return self._pid == os.getpid() and self._thread.is_alive()
+        return not self.forked and self._thread.is_alive()
+
+    @property
+    def forked(self) -> bool:
+        """True in a process that was forked from the one it was made in."""
+        return self._pid != os.getpid()
 
     @property
     def is_current(self) -> bool:
@@ -58,12 +67,15 @@ class IoThread:
         return threading.current_thread() is self._thread
 
     def run(self, coroutine: Coroutine[Any, Any, _T]) -> concurrent.futures.Future[_T]:
-        """Start it in the loop, from any thread."""
+        """Start it in the loop, from any thread. ``ForkedError`` in a forked child, where nobody would run it."""
+        if self.forked:
+            coroutine.close()
+            raise forked("this connection")
         return asyncio.run_coroutine_threadsafe(coroutine, self.loop)
 
     def call(self, coroutine: Coroutine[Any, Any, _T], timeout_s: float | None = None) -> _T:
         """Start it and wait for what it returns or raises. ``TimeoutError``: it was cancelled."""
-        if self.is_current:
+        if self.is_current and not self.forked:
             coroutine.close()
             raise InvalidInputError("this would wait for itself: in the I/O thread, await instead")
         future = self.run(coroutine)
@@ -77,6 +89,8 @@ class IoThread:
 
     def close(self) -> None:
         """End the thread. Not for the shared one."""
+        if self.forked:
+            return
         self.loop.call_soon_threadsafe(self.loop.stop)
         if not self.is_current:
             self._thread.join()
@@ -101,10 +115,31 @@ def _new_loop() -> asyncio.AbstractEventLoop:
     return uvloop.new_event_loop()
 
 
-# A lock that another thread holds at the fork would stay locked in the child for ever.
+_of_parents: list[IoThread] = []
+"""Kept: a loop that is let go while it is open complains."""
+
+
 def _after_fork() -> None:
+    # A lock that another thread holds at the fork would stay locked in the child for ever.
     IoThread._shared_lock = threading.Lock()
     IoThread._shared = None
+    for each in list(IoThread._all):
+        if each not in _of_parents:
+            _of_parents.append(each)
+            _cut_off(each.loop)
+
+
+def _cut_off(loop: asyncio.AbstractEventLoop) -> None:
+    """The kernel's list of what the loop waits for (epoll) is shared with the parent, who would hear no more of a
+    socket that the child's copy of the loop closes, if only because it is collected. Give the child another one.
+    """
+    if loop.is_closed():
+        return
+    shared: Any = loop
+    shared_fd = shared._get_backend_id() if hasattr(shared, "_get_backend_id") else shared._selector.fileno()
+    nothing = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+    os.dup2(nothing, shared_fd, inheritable=False)
+    os.close(nothing)
 
 
 os.register_at_fork(after_in_child=_after_fork)

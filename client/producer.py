@@ -6,7 +6,8 @@ raised by the call itself, and nothing is accepted then. Everything later is
 told by the ``Delivery``.
 
 A producer may be used from several threads, and handed to a Ray task or actor:
-there it is a new producer with the same options, of the same cluster.
+there it is a new producer with the same options, of the same cluster. In a
+forked child it accepts nothing (``ForkedError``); the parent's goes on.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from rayqueue.client.accumulator import ANY, BATCH_BYTES, KEY_BYTES, RECORD_BYTE
 from rayqueue.client.bulk import MAX_TIMESTAMP, Bulk
 from rayqueue.client.columns import check_headers
 from rayqueue.client.delivery import CallbackThread, Deliveries, Delivery, Part, RecordMetadata, failed_outcome
+from rayqueue.client.forks import forked
 from rayqueue.client.partitioners import CustomPartitioner, check_partitioner
 from rayqueue.client.sender import Sender
 from rayqueue.client.stream import COMPRESSIONS
@@ -301,6 +303,7 @@ class Producer:
 
         Callbacks have run then too. ``OutcomeUnknownError`` after ``timeout_ms``: the producer still tries.
         """
+        self._refuse_in_child()
         if self._io.is_current:
             raise InvalidInputError("this would wait for itself: in the I/O thread, await flush_async()")
         deadline_s = None if timeout_ms is None else time.monotonic() + timeout_ms / 1000
@@ -314,12 +317,17 @@ class Producer:
 
     async def flush_async(self, timeout_ms: int | None = None) -> None:
         """The same in an event loop. Does not wait for callbacks."""
+        self._refuse_in_child()
         loop, resolved = asyncio.get_running_loop(), asyncio.Event()
         self._accumulator.when_resolved(self._accumulator.cut_all(), lambda: _wake_in(loop, resolved.set))
         try:
             await asyncio.wait_for(resolved.wait(), None if timeout_ms is None else timeout_ms / 1000)
         except asyncio.TimeoutError:
             raise self._not_flushed(timeout_ms) from None
+
+    def _refuse_in_child(self) -> None:
+        if self._io.forked:
+            raise forked("this producer")
 
     def _not_flushed(self, timeout_ms: int | None) -> OutcomeUnknownError:
         return OutcomeUnknownError(
@@ -330,8 +338,7 @@ class Producer:
 
     def _look_up(self, topic: str) -> Target:
         check_name("topic", topic)
-        if self._accumulator.is_closed:
-            raise closed()
+        self._accumulator.check_open()
         if self._io.is_current:
             info = self._rq.routes.cached_topic(topic)
             if info is None:
@@ -342,8 +349,7 @@ class Producer:
 
     async def _look_up_async(self, topic: str) -> None:
         check_name("topic", topic)
-        if self._accumulator.is_closed:
-            raise closed()
+        self._accumulator.check_open()
         self._add_target(await asyncio.wrap_future(self._io.run(self._rq.routes.topic(topic))))
 
     def _add_target(self, info: TopicInfo) -> Target:
@@ -360,10 +366,13 @@ class Producer:
     def close(self, timeout_ms: int | None = None) -> None:
         """Accept nothing more, and wait until all that was accepted is acknowledged or has failed.
 
-        After ``timeout_ms`` what is left is given up: its deliveries tell whether it may be written.
+        After ``timeout_ms`` what is left is given up: its deliveries tell whether it may be written. In a forked
+        child there is nothing to wait for: its parent sends what was accepted before the fork.
         """
-        self._accumulator.close()
         self._leaving.detach()
+        if self._io.forked:
+            return
+        self._accumulator.close()
         try:
             self.flush(timeout_ms)
         except OutcomeUnknownError as error:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import os
 import random
 import threading
 from collections.abc import Callable, Iterable, Iterator
@@ -220,3 +221,11 @@ def wait_for_answers(timeout_s: float) -> bool:
     """Call after routes were closed: once it returns True, nobody asks Ray any more on their behalf."""
     with _changed:
         return _changed.wait_for(lambda: not _under_way, timeout_s)
+
+
+def _after_fork() -> None:
+    global _under_way, _changed
+    _under_way, _changed = 0, threading.Condition()  # the threads that ask are the parent's
+
+
+os.register_at_fork(after_in_child=_after_fork)

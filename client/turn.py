@@ -9,12 +9,14 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import inspect
+import os
 import threading
 from collections.abc import Awaitable, Generator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from rayqueue.client.bell import Bell
+from rayqueue.client.forks import forked
 from rayqueue.errors import InvalidInputError
 
 _T = TypeVar("_T")
@@ -30,6 +32,7 @@ class Turn:
 
     def __init__(self, what: str) -> None:
         self._what = what
+        self._pid = os.getpid()
         self._free = threading.Condition()
         self._owner: tuple[int, Any] | None = None
         self._depth = 0
@@ -38,9 +41,15 @@ class Turn:
     def is_others(self) -> bool:
         return self._owner not in (None, (threading.get_ident(), _task()))
 
+    def check_process(self) -> None:
+        """``ForkedError`` in a forked child, before any lock: another thread of the parent may have held it."""
+        if self._pid != os.getpid():
+            raise forked(f"this {self._what}")
+
     @contextmanager
     def taken(self, *, wait_s: float = 0.0) -> Generator[None, None, None]:
         """``InvalidInputError`` if it is somebody else's for longer than ``wait_s``."""
+        self.check_process()
         caller = threading.get_ident(), _task()
         with self._free:
             if self._owner not in (None, caller):
@@ -119,20 +128,32 @@ async def drive_async(steps: Steps[_T], bell: Bell) -> _T:
 class Pending:
     """Something under way in the I/O thread: ``await`` it, or ask for its ``result``."""
 
-    __slots__ = ("_future",)
+    __slots__ = ("_future", "_pid")
 
     def __init__(self, future: concurrent.futures.Future[None]) -> None:
         self._future = future
+        self._pid = os.getpid()
+
+    @property
+    def _forked(self) -> bool:
+        return self._pid != os.getpid()
 
     def done(self) -> bool:
-        return self._future.done()
+        return self._forked or self._future.done()
 
     def result(self, timeout_ms: int | None = None) -> None:
         """Wait for it. ``TimeoutError``: it is still under way."""
+        self._refuse_in_child()
         try:
             self._future.result(None if timeout_ms is None else timeout_ms / 1000)
         except concurrent.futures.TimeoutError:
             raise TimeoutError(f"not done within {timeout_ms} ms") from None
 
     def __await__(self) -> Generator[Any, None, None]:
+        self._refuse_in_child()
         return asyncio.wrap_future(self._future).__await__()
+
+    def _refuse_in_child(self) -> None:
+        """What was under way at a fork goes on in the parent, and only there is it known how it ends."""
+        if self._forked:
+            raise forked("this call")

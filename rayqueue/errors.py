@@ -26,6 +26,7 @@
     ├── ClusterStartError            it could not be started in time; the text names what is missing
     ├── NoBrokerError                no node is there to take a replica
     ├── ClosedError                  this producer, consumer or connection was closed
+    ├── ForkedError                  it belongs to the process from which this one was forked
     ├── NotLeaderError               ask another replica; nothing was written
     ├── ReplicaClosedError           this replica is stopping; nothing was written
     ├── QueueFullError               too much is waiting; nothing was written
@@ -231,6 +232,12 @@ class ClosedError(RayQueueError):
     """This producer, consumer or connection was closed. Make a new one."""
 
     code = "closed"
+
+
+class ForkedError(RayQueueError):
+    """It was made before this process was forked, and stays with the parent. Connect in a child that was spawned."""
+
+    code = "forked"
 
 
 class NotLeaderError(RayQueueError):
