@@ -111,10 +111,11 @@ class Batch:
 class PartitionBuffer:
     """What waits for one partition."""
 
-    __slots__ = ("in_flight", "number", "open", "ready", "signalled", "topic")
+    __slots__ = ("in_flight", "number", "open", "ready", "signalled", "topic", "topic_id")
 
-    def __init__(self, topic: str, number: int, lanes: int) -> None:
+    def __init__(self, topic: str, topic_id: int, number: int, lanes: int) -> None:
         self.topic = topic
+        self.topic_id = topic_id
         self.number = number
         self.open: list[Batch | None] = [None] * lanes
         self.ready: deque[Batch] = deque()
@@ -130,19 +131,25 @@ class PartitionBuffer:
 class TopicBuffer:
     """What waits for one topic, and whose turn it is among its partitions."""
 
-    __slots__ = ("lanes", "max_record_bytes", "name", "partitions", "turn")
+    __slots__ = ("lanes", "max_record_bytes", "name", "partitions", "topic_id", "turn")
 
-    def __init__(self, name: str, partitions: int, lanes: int, max_record_bytes: int, turn: int = 0) -> None:
+    def __init__(
+        self, name: str, topic_id: int, partitions: int, lanes: int, max_record_bytes: int, turn: int = 0
+    ) -> None:
         self.name = name
+        self.topic_id = topic_id
+        """Another topic of the same name has another buffer: what waits here is not for it."""
         self.lanes = lanes
         self.max_record_bytes = max_record_bytes
-        self.partitions = [PartitionBuffer(name, number, lanes) for number in range(partitions)]
+        self.partitions = [PartitionBuffer(name, topic_id, number, lanes) for number in range(partitions)]
         self.turn = turn % partitions
 
     def grow(self, partitions: int) -> None:
         """The topic has more partitions than before."""
         known = len(self.partitions)
-        self.partitions += [PartitionBuffer(self.name, number, self.lanes) for number in range(known, partitions)]
+        self.partitions += [
+            PartitionBuffer(self.name, self.topic_id, number, self.lanes) for number in range(known, partitions)
+        ]
 
 
 ANY = -1

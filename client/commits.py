@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Callable, Iterable, Mapping
 
 from rayqueue.client.feed import Feed
-from rayqueue.client.routing import Routes
+from rayqueue.client.routing import Routes, ask
 from rayqueue.client.subscription import Subscription
 from rayqueue.errors import RayQueueError, StaleGenerationError
 from rayqueue.protocol.calls import Commit, GetPosition, Pin, Position
@@ -21,27 +21,25 @@ from rayqueue.protocol.topics import TopicPartition
 class Commits:
     def __init__(self, group: str, subscription: Subscription, routes: Routes) -> None:
         self.group = group
-        self.on_stale: Callable[[Feed], None] = lambda feed: None
+        self.on_stale: Callable[[Feed, StaleGenerationError], None] = lambda feed, error: None
         self._subscription = subscription
         self._routes = routes
         self._turns: dict[TopicPartition, asyncio.Lock] = {}
 
     async def claim(self, feed: Feed, *, pin: bool = False) -> Position:
         """Fence off whoever read this partition before, and learn where to begin."""
-        route = await self._routes.partition(feed.partition)
-        position: Position = await route.call(Commit(group=self.group, generation=feed.generation, offsets={}))
+        claim = Commit(group=self.group, generation=feed.generation, offsets={})
+        position: Position = await ask(self._routes, feed.partition, claim, topic_id=feed.topic_id)
         if pin and not position.pinned:
-            await self.pin(feed.partition)
+            await self.pin(feed.partition, feed.topic_id)
         return position
 
-    async def pin(self, partition: TopicPartition) -> None:
+    async def pin(self, partition: TopicPartition, topic_id: int) -> None:
         """Let retention wait for this group."""
-        route = await self._routes.partition(partition)
-        await route.call(Pin(group=self.group))
+        await ask(self._routes, partition, Pin(group=self.group), topic_id=topic_id)
 
-    async def position(self, partition: TopicPartition) -> Position | None:
-        route = await self._routes.partition(partition)
-        found: Position | None = await route.call(GetPosition(group=self.group))
+    async def position(self, partition: TopicPartition, topic_id: int | None = None) -> Position | None:
+        found: Position | None = await ask(self._routes, partition, GetPosition(group=self.group), topic_id=topic_id)
         return found
 
     async def commit(
@@ -61,12 +59,13 @@ class Commits:
                 epoch = feed.epoch
             if not vector:
                 return
-            route = await self._routes.partition(feed.partition)
             call = Commit(group=self.group, generation=feed.generation, offsets=vector, rewind=rewind)
             try:
-                position: Position = await route.call(call, timeout_ms=timeout_ms)
-            except StaleGenerationError:
-                self.on_stale(feed)
+                position: Position = await ask(
+                    self._routes, feed.partition, call, topic_id=feed.topic_id, timeout_ms=timeout_ms
+                )
+            except StaleGenerationError as error:
+                self.on_stale(feed, error)
                 raise
             with self._subscription.lock:
                 feed.committed = dict(position.offsets)

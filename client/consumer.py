@@ -41,6 +41,7 @@ from rayqueue.errors import (
     InvalidInputError,
     InvalidOffsetError,
     StaleGenerationError,
+    TopicRecreatedError,
 )
 from rayqueue.protocol.topics import TopicPartition, check_name
 from rayqueue.records import Record, RecordBatch
@@ -245,26 +246,26 @@ class Consumer:
 
     def seek_to_time(self, timestamp_ms: int, *partitions: PartitionLike) -> None:
         """Go on at the first record that is not older; in all partitions if none is named."""
-        self._seek_each(partitions, lambda each: self._core.find(each, timestamp_ms))
+        self._seek_each(partitions, lambda feed: self._core.find(feed.partition, feed.topic_id, timestamp_ms))
 
     def seek_to_beginning(self, *partitions: PartitionLike) -> None:
-        async def start(partition: TopicPartition) -> int:
-            return (await self._core.bounds(partition)).start
+        async def start(feed: Feed) -> int:
+            return (await self._core.bounds(feed.partition, feed.topic_id)).start
 
         self._seek_each(partitions, start)
 
     def seek_to_end(self, *partitions: PartitionLike) -> None:
-        async def end(partition: TopicPartition) -> int:
-            return (await self._core.bounds(partition)).end
+        async def end(feed: Feed) -> int:
+            return (await self._core.bounds(feed.partition, feed.topic_id)).end
 
         self._seek_each(partitions, end)
 
-    def _seek_each(self, partitions: Iterable[PartitionLike], find: Callable[[TopicPartition], Any]) -> None:
+    def _seek_each(self, partitions: Iterable[PartitionLike], find: Callable[[Feed], Any]) -> None:
         with self._turn.taken():
             feeds = [self._feed(each) for each in (tuple(partitions) or tuple(self.assignment()))]
 
             async def found() -> list[int]:
-                return list(await asyncio.gather(*(find(feed.partition) for feed in feeds)))
+                return list(await asyncio.gather(*map(find, feeds)))
 
             for feed, offset in zip(feeds, self._io.call(found()), strict=True):
                 self._sub.seek(feed.partition, _vector(offset, len(feed.lanes)))
@@ -333,12 +334,22 @@ class Consumer:
     async def _peek(
         self, partition: TopicPartition, offset: int | None, timestamp_ms: int | None, most: int
     ) -> list[Record]:
-        if offset is None:
-            bounds = await self._core.bounds(partition)
-            offset = bounds.start if timestamp_ms is None else await self._core.find(partition, timestamp_ms)
+        name = partition.topic
+        try:
+            return await self._peek_in(await self._core.topic_id(name), partition, offset, timestamp_ms, most)
+        except TopicRecreatedError:  # what was known of this name was old, and the topic that has it now is meant
+            return await self._peek_in(await self._core.topic_id(name), partition, offset, timestamp_ms, most)
+
+    async def _peek_in(
+        self, topic_id: int, partition: TopicPartition, offset: int | None, timestamp_ms: int | None, most: int
+    ) -> list[Record]:
+        if offset is None and timestamp_ms is not None:
+            offset = await self._core.find(partition, topic_id, timestamp_ms)
+        elif offset is None:
+            offset = (await self._core.bounds(partition, topic_id)).start
         found: list[Record] = []
         while len(found) < most:
-            answer = await self._core.look(partition, offset, self._settings.fetch_bytes)
+            answer = await self._core.look(partition, topic_id, offset, self._settings.fetch_bytes)
             if not answer.batches:
                 break
             for base, count, payload in answer.batches:

@@ -20,11 +20,11 @@ from rayqueue.client.feed import Feed
 from rayqueue.client.fetcher import Fetcher
 from rayqueue.client.member import Activity, Member
 from rayqueue.client.retry import Retry
-from rayqueue.client.routing import Routes
+from rayqueue.client.routing import Routes, ask
 from rayqueue.client.standalone import Standalone
 from rayqueue.client.subscription import Subscription
 from rayqueue.config import Settings
-from rayqueue.errors import RayQueueError
+from rayqueue.errors import ClosedError, NotLeaderError, RayQueueError
 from rayqueue.protocol.calls import Bounds, FindOffset, GetBounds, GetLag, Lag
 from rayqueue.protocol.data import ANY_LANE, Cursor, FetchAnswer, FetchRequest
 from rayqueue.protocol.topics import TopicPartition
@@ -206,21 +206,29 @@ class Consuming:
     async def committed(self, partition: TopicPartition) -> dict[int, int] | None:
         if self.commits is None:
             return None
-        position = await self.commits.position(partition)
+        position = await self.commits.position(partition, self._topic_id(partition))
         return None if position is None or not position.offsets else dict(position.offsets)
 
     async def lanes(self, topic: str) -> int:
         return (await self._routes.topic(topic)).settings.lanes
 
-    async def bounds(self, partition: TopicPartition) -> Bounds:
-        route = await self._routes.partition(partition)
-        found: Bounds = await route.call(GetBounds())
+    def _topic_id(self, partition: TopicPartition) -> int | None:
+        """What this consumer reads under that name, if it does."""
+        with self.subscription.lock:
+            feed = self.subscription.feeds.get(partition)
+        return None if feed is None else feed.topic_id
+
+    async def bounds(self, partition: TopicPartition, topic_id: int) -> Bounds:
+        found: Bounds = await ask(self._routes, partition, GetBounds(), topic_id=topic_id)
         return found
 
-    async def find(self, partition: TopicPartition, timestamp_ms: int) -> int:
-        route = await self._routes.partition(partition)
-        found: int = await route.call(FindOffset(timestamp_ms=timestamp_ms))
+    async def find(self, partition: TopicPartition, topic_id: int, timestamp_ms: int) -> int:
+        found: int = await ask(self._routes, partition, FindOffset(timestamp_ms=timestamp_ms), topic_id=topic_id)
         return found
+
+    async def topic_id(self, topic: str) -> int:
+        """Of the topic that had this name when it was last looked up."""
+        return (await self._routes.topic(topic)).topic_id
 
     async def lag(self) -> dict[TopicPartition, int]:
         partitions = self.options.partitions
@@ -231,24 +239,26 @@ class Consuming:
         return dict(zip(partitions, found, strict=True))
 
     async def _lag_of(self, partition: TopicPartition) -> int:
-        route = await self._routes.partition(partition)
+        topic_id = self._topic_id(partition)
         if self.options.group is not None:
-            lag: Lag = await route.call(GetLag(group=self.options.group))
+            lag: Lag = await ask(self._routes, partition, GetLag(group=self.options.group), topic_id=topic_id)
             return lag.records
-        bounds: Bounds = await route.call(GetBounds())
+        bounds: Bounds = await ask(self._routes, partition, GetBounds(), topic_id=topic_id)
         with self.subscription.lock:
             feed = self.subscription.feeds.get(partition)
             position = min(feed.positions().values(), default=bounds.start) if feed is not None else bounds.start
         return max(0, bounds.end - max(position, bounds.start))
 
-    async def look(self, partition: TopicPartition, offset: int, max_bytes: int) -> FetchAnswer:
+    async def look(self, partition: TopicPartition, topic_id: int, offset: int, max_bytes: int) -> FetchAnswer:
         """Batches from ``offset`` on, in the order of the log."""
-        route = await self._routes.partition(partition)
         retry = Retry(self._settings.client, self._rng, time.monotonic(), idempotent=True)
         while True:
+            route = await self._routes.partition(partition, topic_id)
             try:
                 channel = await route.leader()
                 return await channel.fetch(FetchRequest((Cursor(ANY_LANE, offset),), max_bytes))
+            except ClosedError as closed:  # the way there is another one now
+                await asyncio.sleep(retry.after(NotLeaderError(str(closed), leader=None), time.monotonic()).seconds)
             except RayQueueError as error:
                 wait = retry.after(error, time.monotonic())
                 if wait.refresh:

@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 from rayqueue.client.positions import Lane
 from rayqueue.errors import InvariantBrokenError, OffsetOutOfRangeError, RayQueueError
+from rayqueue.protocol.calls import Grant
 from rayqueue.protocol.data import Cursor, FetchAnswer, FetchRequest
 from rayqueue.protocol.topics import TopicPartition
 
@@ -51,10 +52,13 @@ class Feed:
         "sent",
         "shown",
         "start_offset",
+        "topic_id",
     )
 
-    def __init__(self, partition: TopicPartition, generation: int = 0, *, shown: bool = True) -> None:
+    def __init__(self, partition: TopicPartition, topic_id: int, generation: int = 0, *, shown: bool = True) -> None:
         self.partition = partition
+        self.topic_id = topic_id
+        """Of the topic that it reads. Another one of the same name has another log."""
         self.generation = generation
         """Of the grant: what it commits with."""
         self.lanes: tuple[Lane, ...] = ()
@@ -76,6 +80,11 @@ class Feed:
         """The reader went back on purpose, and its next commit must."""
         self.high_watermark = 0
         self.start_offset = 0
+
+    @property
+    def grant(self) -> Grant:
+        """By which it reads."""
+        return Grant(self.partition.topic, self.partition.partition, self.generation, self.topic_id)
 
     # -- where it stands -------------------------------------------------------------
 

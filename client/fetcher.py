@@ -15,20 +15,24 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from random import Random
 
 from rayqueue.client.feed import Feed, Plan
-from rayqueue.client.routing import Routes
+from rayqueue.client.routing import Routes, ask, same_topic
 from rayqueue.client.subscription import Subscription
 from rayqueue.config import Settings
 from rayqueue.errors import (
+    ClosedError,
     InvalidInputError,
     InvariantBrokenError,
+    NotLeaderError,
     OffsetOutOfRangeError,
     OutcomeUnknownError,
     RayQueueError,
     TopicError,
+    TopicRecreatedError,
 )
 from rayqueue.protocol.calls import Bounds, GetBounds, Position
 from rayqueue.protocol.data import FetchAnswer
@@ -52,19 +56,21 @@ class Fetcher:
         self._grouped = grouped
         self._tasks: dict[Feed, set[asyncio.Task[None]]] = {}
         self._failures: dict[Feed, int] = {}
+        self.on_recreated: Callable[[Feed, TopicRecreatedError], None] = subscription.failed
+        """What becomes of a partition whose topic is another one now, where no group decides it."""
 
     # -- where to begin ------------------------------------------------------------------
 
     async def begin(self, feed: Feed, position: Position | None, *, start: str | None = None) -> bool:
         """Find where a partition is read from. True if that is now, and not where the group had come to before."""
-        info = await self._routes.topic(feed.partition.topic)
+        await self._routes.partition(feed.partition, feed.topic_id)  # from here on that topic's settings are known
+        info = same_topic(await self._routes.topic(feed.partition.topic), feed.topic_id)
         lanes = range(info.settings.lanes)
         committed: Mapping[int, int] = {} if position is None else position.offsets
         offsets = {lane: committed[lane] for lane in lanes if lane in committed}
         policy = start or self._settings.consumer.start
         if len(offsets) < len(lanes):
-            route = await self._routes.partition(feed.partition)
-            bounds: Bounds = await route.call(GetBounds())
+            bounds: Bounds = await ask(self._routes, feed.partition, GetBounds(), topic_id=feed.topic_id)
             # A lane without a position beside one that has: the group was here, and must not miss what came since.
             offset = bounds.end if policy == "latest" and not offsets else bounds.start
             offsets = {lane: offsets.get(lane, offset) for lane in lanes}
@@ -109,14 +115,27 @@ class Fetcher:
                 return
             task = asyncio.get_running_loop().create_task(self._fetch(feed, plan))
             tasks.add(task)
-            task.add_done_callback(tasks.discard)
+            task.add_done_callback(partial(self._ended, feed))
+
+    def _ended(self, feed: Feed, task: asyncio.Task[None]) -> None:
+        tasks = self._tasks.get(feed)
+        if tasks is None or task not in tasks:
+            return  # it was stopped
+        tasks.discard(task)
+        if task.cancelled():
+            self._kick(feed)  # not by us, and somebody must go on
+        elif task.exception() is not None:  # a bug; whoever polls must learn that nothing comes any more
+            _log.error("the fetcher of %s has failed", feed.partition, exc_info=task.exception())
+            self._subscription.failed(feed, OutcomeUnknownError(f"{feed.partition} is not read any more; see the log"))
 
     async def _fetch(self, feed: Feed, plan: Plan) -> None:
         try:
-            route = await self._routes.partition(feed.partition)
+            route = await self._routes.partition(feed.partition, feed.topic_id)
             try:
                 channel = route.leader_channel or await route.leader()
                 answer = await _within(channel.fetch(plan.request), plan.request.max_wait_ms + _PATIENCE_MS)
+            except ClosedError as closed:  # the way there is another one now; if there is none, asking for it says so
+                raise NotLeaderError(str(closed), leader=None) from None
             except RayQueueError as error:
                 if error.refresh_metadata:
                     route.failed(error)
@@ -138,7 +157,9 @@ class Fetcher:
         if hopeless:
             if isinstance(error, InvariantBrokenError | InvalidInputError):
                 _log.error("%s cannot be read: %s", feed.partition, error)
-            if plan.epoch == feed.epoch:
+            if plan.epoch == feed.epoch and isinstance(error, TopicRecreatedError):
+                self.on_recreated(feed, error)
+            elif plan.epoch == feed.epoch:
                 self._subscription.failed(feed, error)
             return
         failures = self._failures[feed] = self._failures.get(feed, 0) + 1

@@ -12,6 +12,9 @@ is told:
   says it reads, so that another one may begin.
 - A member that the group does not know any more has lost everything; it joins
   again under a new name.
+- A topic that was deleted takes what was read of it along: lost, not let go. If
+  it is made again, its partitions are granted anew and begin anew. While none
+  of its topics is there, ``error`` says so.
 
 A coordinator that fails over is none of this: reading goes on, and the next
 heartbeat finds the new one. A member whose application does not poll for
@@ -35,13 +38,15 @@ from rayqueue.client.fetcher import Fetcher
 from rayqueue.client.routing import Route
 from rayqueue.client.subscription import ChangeKind, Subscription
 from rayqueue.config import Settings
-from rayqueue.errors import RayQueueError, StaleGenerationError, TopicError, UnknownMemberError
-from rayqueue.protocol.calls import Assignment, Heartbeat, JoinGroup, LeaveGroup
+from rayqueue.errors import RayQueueError, StaleGenerationError, TopicError, UnknownMemberError, UnknownTopicError
+from rayqueue.protocol.calls import Assignment, Grant, Heartbeat, JoinGroup, LeaveGroup
 from rayqueue.protocol.topics import TopicPartition
 
 _log = logging.getLogger(__name__)
 
 _LEAVE_TIMEOUT_MS = 2000
+_MISSING_S = 3.0
+"""A topic that is not there for so long is reported; one that is made again at once is not."""
 
 
 class Activity:
@@ -78,7 +83,7 @@ class Member:
         self.name = ""
         self.generation = 0
         self.rebalancing = True
-        self.error: RayQueueError | None = None
+        self._error: RayQueueError | None = None
         self.away = False
         """It has left because the application did not poll."""
         self._coordinator = coordinator
@@ -95,15 +100,26 @@ class Member:
         self._pin = pin
         self._auto_commit = auto_commit
         self._listened = listened
-        self._grants: dict[TopicPartition, int] = {}
+        self._grants: dict[TopicPartition, Grant] = {}
+        self._missing: dict[str, float] = {}  # topics that are not there, and since when
         self._held: dict[TopicPartition, Feed] = {}
-        self._fenced: dict[TopicPartition, int] = {}  # grants that their partition did not accept
+        self._fenced: dict[TopicPartition, Grant] = {}  # grants that their partition did not accept
         self._changed = asyncio.Event()  # what is read has changed: say so now
         self._back = asyncio.Event()  # the application polls again
         self._tasks: set[asyncio.Task[None]] = set()
         self._main: asyncio.Task[None] | None = None
         self._loop = asyncio.get_running_loop()
         commits.on_stale = self._stale
+
+    @property
+    def error(self) -> RayQueueError | None:
+        """Why nothing comes, as far as the application must know: this member has given up, or its topics are gone."""
+        missing = self._missing
+        if self._error is not None or len(missing) < len(self._topics):
+            return self._error
+        if time.monotonic() - max(missing.values()) < _MISSING_S:
+            return None
+        return UnknownTopicError(f"{', '.join(sorted(missing))}: deleted, and not made again", topic=min(missing))
 
     # -- life ----------------------------------------------------------------------------
 
@@ -147,7 +163,7 @@ class Member:
                 self.away = False
 
     def _give_up(self, error: RayQueueError) -> None:
-        self.error = error
+        self._error = error
         self._lose(list(self._held.values()))
         self._subscription.on_data()
 
@@ -187,6 +203,7 @@ class Member:
         while not self.away:
             self._changed.clear()
             beat = self._loop.create_task(self._heartbeat())
+            beat.add_done_callback(_note)
             changed = self._loop.create_task(self._wait_changed())
             try:
                 await asyncio.wait((beat, changed), return_when=asyncio.FIRST_COMPLETED)
@@ -201,7 +218,7 @@ class Member:
                 return  # it has left meanwhile: what this answer grants is given up already
             self._take(answer)
             fenced, self._fenced = self._fenced, {}
-            if any(self._grants.get(partition) == generation for partition, generation in fenced.items()):
+            if any(self._grants.get(partition) == grant for partition, grant in fenced.items()):
                 # A partition knows a newer generation than the coordinator: joining again makes a newer one.
                 self._lose(list(self._held.values()))
                 await self._leave()
@@ -215,7 +232,7 @@ class Member:
                 group=self.group,
                 member=self.name,
                 generation=self.generation,
-                reading=tuple(sorted(self._held)),
+                reading=tuple(sorted(feed.grant for feed in self._held.values())),
                 wait_ms=wait_ms,
             ),
             may_take_ms=wait_ms,
@@ -229,26 +246,36 @@ class Member:
         """Read what is granted, let go of everything else."""
         self.generation = assignment.generation
         self.rebalancing = assignment.rebalancing
-        self._grants = {grant.topic_partition: grant.generation for grant in assignment.grants}
-        replaced = [
+        self._grants = {grant.topic_partition: grant for grant in assignment.grants}
+        self._note_missing(assignment.missing)
+        lost = [
             feed
             for partition, feed in self._held.items()
-            if self._grants.get(partition, feed.generation) != feed.generation
+            # It was taken away and given back, and we have not heard of it; or it is of another topic of this name.
+            if self._grants.get(partition, feed.grant) != feed.grant or partition.topic in self._missing
         ]
-        if replaced:  # it was taken away and given back, and we have not heard of it
-            self._lose(replaced)
+        if lost:
+            self._lose(lost)
         self._revoke(
             [feed for partition, feed in self._held.items() if partition not in self._grants and not feed.letting_go]
         )
-        for partition, generation in self._grants.items():
-            if partition not in self._held and self._fenced.get(partition) != generation:
-                self._grant(partition, generation)
+        for partition, grant in self._grants.items():
+            if partition not in self._held and self._fenced.get(partition) != grant:
+                self._grant(grant)
+
+    def _note_missing(self, missing: tuple[str, ...]) -> None:
+        now_s = time.monotonic()
+        for topic in missing:
+            if topic not in self._missing:
+                _log.warning("group %s: there is no topic %s any more", self.group, topic)
+                self._loop.call_later(_MISSING_S, self._subscription.on_data)  # whoever polls is to look at ``error``
+        self._missing = {topic: self._missing.get(topic, now_s) for topic in missing}
 
     # -- partitions come -----------------------------------------------------------------
 
-    def _grant(self, partition: TopicPartition, generation: int) -> None:
-        feed = Feed(partition, generation, shown=not self._listened)
-        self._held[partition] = feed
+    def _grant(self, grant: Grant) -> None:
+        feed = Feed(grant.topic_partition, grant.topic_id, grant.generation, shown=not self._listened)
+        self._held[feed.partition] = feed
         self._changed.set()
         self._spawn(self._claim(feed))
 
@@ -271,8 +298,8 @@ class Member:
             if new and self._settings.start == "latest":
                 # Now is when this group begins. Else whoever reads this partition next would begin later.
                 await self._commits.commit(feed)
-        except StaleGenerationError:
-            self._stale(feed)
+        except StaleGenerationError as error:
+            self._stale(feed, error)
         except RayQueueError as error:
             if not error.retriable and not isinstance(error, TopicError):
                 self._give_up(error)
@@ -309,9 +336,9 @@ class Member:
             if self._held.get(feed.partition) is not feed:
                 continue
             self._drop(feed)
-            generation = self._grants.get(feed.partition)
-            if generation is not None:  # meanwhile the group has changed its mind
-                self._grant(feed.partition, generation)
+            grant = self._grants.get(feed.partition)
+            if grant is not None:  # meanwhile the group has changed its mind
+                self._grant(grant)
         self._changed.set()
 
     def _lose(self, feeds: list[Feed]) -> None:
@@ -323,10 +350,10 @@ class Member:
             self._subscription.announce(ChangeKind.LOST, told)
         self._changed.set()
 
-    def _stale(self, feed: Feed) -> None:
+    def _stale(self, feed: Feed, error: StaleGenerationError) -> None:
         """The partition has seen a newer generation: ask the coordinator what is true."""
         if self._held.get(feed.partition) is feed:
-            self._fenced[feed.partition] = feed.generation
+            self._fenced[feed.partition] = feed.grant
             self._lose([feed])
 
     def _drop(self, feed: Feed) -> None:
@@ -368,3 +395,9 @@ class Member:
         self._tasks.discard(task)
         if not task.cancelled() and task.exception() is not None:
             _log.error("a task of group %s failed", self.group, exc_info=task.exception())
+
+
+def _note(task: asyncio.Task[Assignment]) -> None:
+    """A heartbeat that was given up may fail all the same; nobody needs to be told of it then."""
+    if not task.cancelled():
+        task.exception()

@@ -33,7 +33,7 @@ from rayqueue.client.sender import Sender
 from rayqueue.client.stream import COMPRESSIONS
 from rayqueue.client.targets import Target
 from rayqueue.config import ProducerSettings
-from rayqueue.errors import InvalidInputError, OutcomeUnknownError, QueueFullError
+from rayqueue.errors import InvalidInputError, OutcomeUnknownError, QueueFullError, UnknownPartitionError
 from rayqueue.protocol.topics import TopicInfo, check_name
 from rayqueue.records import HeadersIn
 
@@ -75,7 +75,7 @@ class Producer:
             wake=wake,
         )
         sender = self._sender = Sender(
-            self._accumulator, rq.routes, settings, rq.settings.client, loop=loop, topic_changed=_Changes(self._targets)
+            self._accumulator, rq.routes, settings, rq.settings.client, loop=loop, watch=_Changes(self._targets)
         )
         self._bulk = Bulk(self._accumulator, batch_bytes, COMPRESSIONS[settings.compression])
         self._append = self._accumulator.append
@@ -102,7 +102,11 @@ class Producer:
         """
         if on_delivery is not None:
             self._wait_for_callbacks()
-        delivery = self._try_send(topic, value, key, headers, priority, partition, timestamp_ms, on_delivery)
+        try:
+            delivery = self._try_send(topic, value, key, headers, priority, partition, timestamp_ms, on_delivery)
+        except UnknownPartitionError:
+            self._look_again(topic)
+            delivery = self._try_send(topic, value, key, headers, priority, partition, timestamp_ms, on_delivery)
         if type(delivery) is int:
             delivery = self._when_space(
                 delivery,
@@ -125,7 +129,11 @@ class Producer:
         if topic not in self._targets:
             await self._look_up_async(topic)
         arguments = (topic, value, key, headers, priority, partition, timestamp_ms, None)
-        delivery = self._try_send(*arguments)
+        try:
+            delivery = self._try_send(*arguments)
+        except UnknownPartitionError:
+            await self._look_again_async(topic)
+            delivery = self._try_send(*arguments)
         if isinstance(delivery, int):
             delivery = await self._when_space_async(delivery, lambda: self._try_send(*arguments))
         return await delivery
@@ -205,7 +213,11 @@ class Producer:
             target = self._look_up(topic)
         if on_delivery is not None:
             self._wait_for_callbacks()
-        steps, order, total_bytes = self._bulk.steps(target, values, keys, headers, priority, partition, timestamps_ms)
+        arguments = (values, keys, headers, priority, partition, timestamps_ms)
+        try:
+            steps, order, total_bytes = self._bulk.steps(target, *arguments)
+        except UnknownPartitionError:
+            steps, order, total_bytes = self._bulk.steps(self._look_again(topic), *arguments)
         self._refuse_if_too_much(total_bytes)
         parts: list[Part] = []
         full: QueueFullError | None = None
@@ -241,8 +253,11 @@ class Producer:
         """Send many records, given as columns, and wait until all are acknowledged."""
         if topic not in self._targets:
             await self._look_up_async(topic)
-        target = self._targets[topic]
-        steps, order, total_bytes = self._bulk.steps(target, values, keys, headers, priority, partition, timestamps_ms)
+        arguments = (values, keys, headers, priority, partition, timestamps_ms)
+        try:
+            steps, order, total_bytes = self._bulk.steps(self._targets[topic], *arguments)
+        except UnknownPartitionError:
+            steps, order, total_bytes = self._bulk.steps(await self._look_again_async(topic), *arguments)
         self._refuse_if_too_much(total_bytes)
         parts: list[Part] = []
         for add, _, size_bytes in steps:
@@ -352,10 +367,22 @@ class Producer:
         self._accumulator.check_open()
         self._add_target(await asyncio.wrap_future(self._io.run(self._rq.routes.topic(topic))))
 
+    def _look_again(self, topic: str) -> Target:
+        """A partition was named that was not there when the topic was looked up: it may have grown since."""
+        if self._io.is_current:  # it would wait for itself; what is known must do
+            return self._look_up(topic)
+        return self._add_target(self._io.call(self._rq.routes.topic(topic, refresh=True)))
+
+    async def _look_again_async(self, topic: str) -> Target:
+        return self._add_target(await asyncio.wrap_future(self._io.run(self._rq.routes.topic(topic, refresh=True))))
+
     def _add_target(self, info: TopicInfo) -> Target:
+        """What is known of this topic from now on."""
         with self._targets_lock:
             target = self._targets.get(info.name)
-            if target is None:
+            if target is not None and target.buffer.topic_id == info.topic_id:
+                target.changed(info)
+            else:
                 target = Target(info, self._partitioner, self._max_batch_bytes)
                 self._accumulator.add_topic(target.buffer)
                 self._targets[info.name] = target
@@ -415,10 +442,16 @@ class _Changes:
     def __init__(self, targets: dict[str, Target]) -> None:
         self._targets = targets
 
-    def __call__(self, info: TopicInfo) -> None:
+    def changed(self, info: TopicInfo) -> None:
         target = self._targets.get(info.name)
-        if target is not None:
+        if target is not None and info.topic_id == target.buffer.topic_id:
             target.changed(info)
+
+    def gone(self, name: str, topic_id: int) -> None:
+        """Whoever sends next looks it up."""
+        target = self._targets.get(name)
+        if target is not None and target.buffer.topic_id == topic_id:
+            del self._targets[name]
 
 
 def _make(rq: Any, options: dict[str, Any]) -> Producer:

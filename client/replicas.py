@@ -75,11 +75,15 @@ class Replicas:
             opening.add_done_callback(lambda task: self._opened(node, task))
         self._waiters[node] = self._waiters.get(node, 0) + 1
         try:
-            return await asyncio.shield(opening)
+            await asyncio.wait((opening,))
         finally:
             self._waiters[node] -= 1
-            if not self._waiters[node]:
-                opening.cancel()  # nobody waits for it any more; no matter if it is done
+            if not self._waiters[node] and not opening.done():  # nobody waits for it any more
+                del self._opening[node]
+                opening.cancel()
+        if opening.cancelled():
+            raise self._closed_error()
+        return opening.result()
 
     async def any(self, prefer_host: str | None) -> Channel:
         """One that is open if it will do, else to any that answers."""
@@ -145,7 +149,7 @@ class Replicas:
                 raise OutcomeUnknownError(f"{node} of {self._group_id}: {error}", node=node) from None
         if self._closed:
             channel.close("its route was closed")
-            raise ClosedError(f"the route to {self._group_id} was closed")
+            raise self._closed_error()
         self._channels[node] = channel
         return channel
 
@@ -177,7 +181,10 @@ class Replicas:
 
     def _check_open(self) -> None:
         if self._closed:
-            raise ClosedError(f"the route to {self._group_id} was closed")
+            raise self._closed_error()
+
+    def _closed_error(self) -> ClosedError:
+        return ClosedError(f"the route to {self._group_id} was closed")
 
 
 def coordinator_nodes(namespace: str) -> tuple[str, ...]:

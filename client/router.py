@@ -8,9 +8,10 @@ loop of ``rayqueue.client.io``: every method is called there, and none blocks it
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 import uuid
-from collections.abc import Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from contextlib import suppress
 from itertools import count
 from typing import Any, TypeVar
@@ -18,6 +19,7 @@ from typing import Any, TypeVar
 from rayqueue.client.channel import Channel
 from rayqueue.client.replicas import Replicas, coordinator_nodes
 from rayqueue.client.retry import Retry
+from rayqueue.client.routing import same_topic
 from rayqueue.config import Settings
 from rayqueue.errors import (
     ClosedError,
@@ -28,7 +30,9 @@ from rayqueue.errors import (
     UnknownTopicError,
 )
 from rayqueue.protocol.calls import Call, CreateTopic, GetStatus, GetTopics, ReplicaStatus, Topics
-from rayqueue.protocol.topics import TopicInfo, TopicPartition, TopicSettings, check_name
+from rayqueue.protocol.topics import PartitionInfo, TopicInfo, TopicPartition, TopicSettings, check_name
+
+_log = logging.getLogger(__name__)
 
 COORDINATOR = "coordinator"
 
@@ -40,12 +44,23 @@ _LOOK_AGAIN_MAX_S = 0.1
 """An election takes a few tenths of a second, and to ask costs little."""
 _REFRESH_EVERY = 5
 """After so many vain attempts the replicas themselves may be others."""
+_LEADERLESS_S = 1.0
+"""When nobody leads for so long, the topic may be gone, or another one may have its name."""
 
 
 class GroupRoute:
     """The way to one Raft group."""
 
-    def __init__(self, group_id: str, nodes: Iterable[str], namespace: str, settings: Settings) -> None:
+    def __init__(
+        self,
+        group_id: str,
+        nodes: Iterable[str],
+        namespace: str,
+        settings: Settings,
+        *,
+        on_leaderless: Callable[[], None] | None = None,
+    ) -> None:
+        """``on_leaderless`` is called now and then while a leader is looked for in vain."""
         self.group_id = group_id
         self.leader_channel: Channel | None = None
         """The open channel to whoever is known to lead, without waiting."""
@@ -53,6 +68,7 @@ class GroupRoute:
         """The newest in which somebody was seen to lead."""
         self.closed = False
         self._settings = settings
+        self._on_leaderless = on_leaderless
         self._replicas = Replicas(group_id, nodes, namespace, settings)
         self._hint: str | None = None
         self._search: asyncio.Task[Channel] | None = None
@@ -66,11 +82,18 @@ class GroupRoute:
     # -- who leads -----------------------------------------------------------------------
 
     async def leader(self) -> Channel:
-        """An open channel to whoever leads. ``NotLeaderError`` if nobody does within ``client.call_timeout_ms``."""
+        """An open channel to whoever leads. ``NotLeaderError`` if nobody does within ``client.call_timeout_ms``.
+
+        ``ClosedError`` once this route is closed, also to those who wait: ask ``ClusterRoutes`` for the way of now.
+        """
         channel = self.leader_channel
         if channel is not None:
             return channel
-        return await asyncio.shield(self._searching())
+        search = self._searching()
+        await asyncio.wait((search,))
+        if search.cancelled():
+            raise self._closed_error()
+        return search.result()
 
     async def any_replica(self, prefer_host: str | None = None) -> Channel:
         """An open channel to any replica, one on this host if there is one. For reads that followers may serve."""
@@ -150,6 +173,7 @@ class GroupRoute:
         deadline_s = loop.time() + client.call_timeout_ms / 1000
         pause_s = client.retry_min_ms / 1000
         attempts = count(1)
+        tell_s = loop.time() + _LEADERLESS_S
         while True:
             with suppress(OutcomeUnknownError):
                 await self._replicas.refresh(force=next(attempts) % _REFRESH_EVERY == 0)
@@ -158,6 +182,9 @@ class GroupRoute:
                 return found
             if loop.time() + pause_s > deadline_s:
                 raise NotLeaderError(f"no replica of {self.group_id} leads at the moment", leader=None)
+            if loop.time() >= tell_s and self._on_leaderless is not None:
+                self._on_leaderless()
+                tell_s = loop.time() + _LEADERLESS_S
             await asyncio.sleep(pause_s * (0.5 + self._rng.random() / 2))
             pause_s = min(2 * pause_s, client.retry_max_ms / 1000, _LOOK_AGAIN_MAX_S)
 
@@ -245,7 +272,10 @@ class GroupRoute:
 
     def _check_open(self) -> None:
         if self.closed:
-            raise ClosedError(f"the route to {self.group_id} was closed")
+            raise self._closed_error()
+
+    def _closed_error(self) -> ClosedError:
+        return ClosedError(f"the route to {self.group_id} was closed")
 
 
 class _CoordinatorRoute(GroupRoute):
@@ -266,31 +296,52 @@ class ClusterRoutes:
         self._namespace = namespace
         self._settings = settings
         self._topics: dict[str, TopicInfo] = {}
-        self._asking: dict[str, asyncio.Task[TopicInfo]] = {}
+        self._asking: dict[tuple[str, bool], asyncio.Task[TopicInfo]] = {}
+        self._looking: dict[str, asyncio.Task[TopicInfo]] = {}
         self._routes: dict[str, GroupRoute] = {}
         self._closed = False
 
     async def topic(self, name: str, *, refresh: bool = False) -> TopicInfo:
-        """``UnknownTopicError`` if there is none; made if ``cluster.auto_create_topics``."""
+        """``UnknownTopicError`` if there is none; made if ``cluster.auto_create_topics``.
+
+        ``refresh``: as of now. Who looks again means a topic that was there, so none is made then.
+        """
         known = self._topics.get(name)
         if known is not None and not refresh:
             return known
-        asking = self._asking.get(name)
+        key = (name, not refresh and self._settings.cluster.auto_create_topics)
+        asking = self._asking.get(key)
         if asking is None:
             check_name("topic", name)
-            asking = self._asking[name] = asyncio.get_running_loop().create_task(self._ask_topic(name))
-            asking.add_done_callback(lambda _: self._asking.pop(name, None))
-        return await asyncio.shield(asking)
+            self._check_open()
+            asking = self._asking[key] = asyncio.get_running_loop().create_task(self._ask_topic(*key))
+            asking.add_done_callback(lambda task: self._asked(key, task))
+        await asyncio.wait((asking,))
+        if asking.cancelled():
+            raise self._closed_error()
+        return asking.result()
+
+    def _asked(self, key: tuple[str, bool], asking: asyncio.Task[TopicInfo]) -> None:
+        self._asking.pop(key, None)
+        if not asking.cancelled():
+            asking.exception()  # those who wait for it have it; there may be none
 
     def cached_topic(self, name: str) -> TopicInfo | None:
         """Without asking anybody."""
         return self._topics.get(name)
 
-    async def partition(self, partition: TopicPartition) -> GroupRoute:
-        """The way to this partition. ``UnknownPartitionError`` if the topic has fewer."""
-        info = self._topics.get(partition.topic) or await self.topic(partition.topic)
-        if not 0 <= partition.partition < len(info.partitions):
-            info = await self.topic(partition.topic, refresh=True)  # it may have grown
+    async def partition(self, partition: TopicPartition, topic_id: int | None = None) -> GroupRoute:
+        """The way to this partition. ``UnknownPartitionError`` if the topic has fewer.
+
+        Who is bound to a partition gives its topic's id, and gets ``TopicRecreatedError`` if another topic has the
+        name by now: never the way to another log. (Ids only grow.)
+        """
+        info = self._topics.get(partition.topic)
+        if info is None:
+            info = await self.topic(partition.topic, refresh=topic_id is not None)
+        if partition.partition >= len(info.partitions) or info.topic_id < (topic_id or 0):
+            info = await self.topic(partition.topic, refresh=True)  # it may have grown, or be a new one
+        same_topic(info, topic_id)
         if not 0 <= partition.partition < len(info.partitions):
             raise UnknownPartitionError(
                 f"{partition.topic} has {len(info.partitions)} partitions; there is no {partition.partition}",
@@ -299,13 +350,32 @@ class ClusterRoutes:
             )
         self._check_open()
         where = info.partitions[partition.partition]
-        nodes = tuple(replica.node for replica in where.replicas)
+        nodes = _nodes(where)
         route = self._routes.get(where.group_id)
-        if route is None or route.nodes != nodes:
+        if route is None or route.closed or route.nodes != nodes:
             if route is not None:
                 route.close()
-            route = self._routes[where.group_id] = GroupRoute(where.group_id, nodes, self._namespace, self._settings)
+            route = self._routes[where.group_id] = GroupRoute(
+                where.group_id,
+                nodes,
+                self._namespace,
+                self._settings,
+                on_leaderless=lambda: self._look_again(partition.topic),
+            )
         return route
+
+    def _look_again(self, name: str) -> None:
+        """A partition of this topic has no leader. If the topic is gone, or its replicas are others, its routes close,
+        and whoever waits there asks for the new ones."""
+        if not self._closed and not self._looking.get(name):
+            looking = asyncio.get_running_loop().create_task(self.topic(name, refresh=True))
+            self._looking[name] = looking
+            looking.add_done_callback(lambda task: self._looked(name, task))
+
+    def _looked(self, name: str, looking: asyncio.Task[TopicInfo]) -> None:
+        self._looking.pop(name, None)
+        if not looking.cancelled() and looking.exception() is not None:
+            _log.info("topic %s was looked up again: %s", name, looking.exception())
 
     async def refresh(self) -> None:
         """Ask again for every topic that is cached."""
@@ -323,21 +393,21 @@ class ClusterRoutes:
 
     async def close(self) -> None:
         self._closed = True
-        for asking in list(self._asking.values()):
+        for asking in (*self._asking.values(), *self._looking.values()):
             asking.cancel()
         for route in (self.coordinator, *self._routes.values()):
             route.close()
         self._routes.clear()
         self._topics.clear()
 
-    async def _ask_topic(self, name: str) -> TopicInfo:
+    async def _ask_topic(self, name: str, create: bool) -> TopicInfo:
         answer: Topics = await self.coordinator.call(GetTopics(names=(name,)))
         self.version = max(self.version, answer.version)
         for info in answer.topics:
             if info.name == name:
                 return self._learn(info)
         self._forget(name)
-        if not self._settings.cluster.auto_create_topics:
+        if not create:
             raise UnknownTopicError(f"there is no topic {name!r}", topic=name)
         made: TopicInfo = await self.coordinator.call(
             CreateTopic(name=name, settings=TopicSettings(), if_missing=True, attempt=uuid.uuid4().hex)
@@ -349,6 +419,10 @@ class ClusterRoutes:
         if before is not None and before.topic_id != info.topic_id:
             self._forget(info.name)
         self._topics[info.name] = info
+        for partition in info.partitions:
+            route = self._routes.get(partition.group_id)
+            if route is not None and route.nodes != _nodes(partition):
+                self._routes.pop(partition.group_id).close()  # its replicas are others now
         return info
 
     def _forget(self, name: str) -> None:
@@ -361,4 +435,11 @@ class ClusterRoutes:
 
     def _check_open(self) -> None:
         if self._closed:
-            raise ClosedError("the connection with the cluster was closed")
+            raise self._closed_error()
+
+    def _closed_error(self) -> ClosedError:
+        return ClosedError("the connection with the cluster was closed")
+
+
+def _nodes(partition: PartitionInfo) -> tuple[str, ...]:
+    return tuple(replica.node for replica in partition.replicas)

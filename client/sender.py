@@ -19,7 +19,7 @@ from rayqueue.client.accumulator import Accumulator, PartitionBuffer
 from rayqueue.client.stream import PartitionStream
 from rayqueue.client.surroundings import LeaderRoute
 from rayqueue.config import ClientSettings, ProducerSettings
-from rayqueue.errors import RayQueueError
+from rayqueue.errors import RayQueueError, TopicRecreatedError, UnknownTopicError
 from rayqueue.protocol.calls import NewProducerIds
 from rayqueue.protocol.topics import TopicInfo, TopicPartition
 
@@ -33,13 +33,23 @@ _TICKS_PER_TIMEOUT = 20
 _TICK_MIN_S, _TICK_MAX_S = 0.005, 0.25
 
 
+class TopicWatch(Protocol):
+    """Told what becomes of topics."""
+
+    def changed(self, info: TopicInfo) -> None:
+        """So it is now."""
+
+    def gone(self, name: str, topic_id: int) -> None:
+        """That topic was deleted. Another one may have its name."""
+
+
 class Routes(Protocol):
     """What a sender needs of ``rayqueue.client.router.ClusterRoutes``."""
 
     @property
     def coordinator(self) -> Any: ...
     async def topic(self, name: str, *, refresh: bool = False) -> TopicInfo: ...
-    async def partition(self, partition: TopicPartition) -> Any: ...
+    async def partition(self, partition: TopicPartition, topic_id: int | None = None) -> Any: ...
 
 
 _spare_ids: WeakKeyDictionary[Any, list[int]] = WeakKeyDictionary()
@@ -65,7 +75,7 @@ class Sender:
         client: ClientSettings,
         *,
         loop: asyncio.AbstractEventLoop,
-        topic_changed: Callable[[TopicInfo], None] = lambda info: None,
+        watch: TopicWatch | None = None,
         clock_s: Callable[[], float] = time.monotonic,
         rng: Random | None = None,
     ) -> None:
@@ -76,7 +86,7 @@ class Sender:
         self.rng = rng or Random()  # noqa: S311  # jitter
         self._accumulator = accumulator
         self._routes = routes
-        self._topic_changed = topic_changed
+        self._watch = watch
         self._streams: dict[PartitionBuffer, PartitionStream] = {}
         self._producer_id: int | None = None
         self._taking_id: asyncio.Task[int] | None = None
@@ -128,7 +138,7 @@ class Sender:
     async def _look_up_topics(self, names: Iterable[str]) -> None:
         try:
             for name in names:
-                self._topic_changed(await self._routes.topic(name, refresh=True))
+                self._changed(await self._routes.topic(name, refresh=True))
         except RayQueueError as error:
             _log.info("topics were not looked up: %s", error)
         finally:
@@ -136,10 +146,21 @@ class Sender:
 
     # -- what the streams ask for --------------------------------------------------------
 
-    async def route(self, partition: TopicPartition, *, refresh: bool) -> LeaderRoute:
-        if refresh:
-            self._topic_changed(await self._routes.topic(partition.topic, refresh=True))
-        return await self._routes.partition(partition)  # type: ignore[no-any-return]
+    async def route(self, partition: TopicPartition, topic_id: int, *, refresh: bool) -> LeaderRoute:
+        """``UnknownTopicError`` or ``TopicRecreatedError`` if that topic is not there any more."""
+        name = partition.topic
+        try:
+            if refresh:
+                self._changed(await self._routes.topic(name, refresh=True))
+            return await self._routes.partition(partition, topic_id)  # type: ignore[no-any-return]
+        except (TopicRecreatedError, UnknownTopicError):
+            if self._watch is not None:
+                self._watch.gone(name, topic_id)
+            raise
+
+    def _changed(self, info: TopicInfo) -> None:
+        if self._watch is not None:
+            self._watch.changed(info)
 
     async def producer_id(self) -> int:
         """The one of this producer. Its streams ask at the same time; the coordinator is asked once."""

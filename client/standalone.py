@@ -2,6 +2,10 @@
 
 Partitions that are added to a topic later are found by looking again from time
 to time, and read from their beginning: they are younger than this consumer.
+
+A topic that was deleted is reported (``UnknownTopicError``). One that was made
+again is another topic: its partitions are read from their beginning, what was
+read of the old one is lost; with ``start="error"`` that is reported instead.
 """
 
 from __future__ import annotations
@@ -9,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
+from contextlib import suppress
 from random import Random
 
 from rayqueue.client.commits import Commits
@@ -17,8 +22,8 @@ from rayqueue.client.fetcher import Fetcher
 from rayqueue.client.routing import Routes
 from rayqueue.client.subscription import ChangeKind, Subscription
 from rayqueue.config import Settings
-from rayqueue.errors import RayQueueError, UnknownPartitionError
-from rayqueue.protocol.topics import TopicPartition
+from rayqueue.errors import RayQueueError, TopicError, TopicRecreatedError, UnknownPartitionError
+from rayqueue.protocol.topics import TopicInfo, TopicPartition
 
 _log = logging.getLogger(__name__)
 
@@ -53,14 +58,16 @@ class Standalone:
         self._listened = listened
         self._begun: dict[Feed, asyncio.Task[None]] = {}
         self._refresher: asyncio.Task[None] | None = None
+        self._look_now = asyncio.Event()
+        fetcher.on_recreated = self._recreated
 
     async def start(self) -> None:
         """``UnknownTopicError`` or ``UnknownPartitionError`` if something is not there."""
-        wanted = await self._look() if self._partitions is None else await self._check(self._partitions)
-        for partition in wanted:
-            self._read(partition, start=None)
-        if self._partitions is None:
-            self._refresher = asyncio.get_running_loop().create_task(self._refresh())
+        infos = [await self._routes.topic(name) for name in self._topics]
+        for info in infos:
+            for partition in self._wanted(info):
+                self._read(partition, info, start=None)
+        self._refresher = asyncio.get_running_loop().create_task(self._refresh())
 
     async def close(self) -> None:
         tasks = [*self._begun.values(), *([self._refresher] if self._refresher else [])]
@@ -75,25 +82,24 @@ class Standalone:
         """Wait until it is known where this partition is read from."""
         task = self._begun.get(feed)
         if task is not None:
-            await asyncio.shield(task)
+            await asyncio.wait((task,))
 
-    async def _look(self, *, refresh: bool = False) -> list[TopicPartition]:
-        infos = [await self._routes.topic(name, refresh=refresh) for name in self._topics]
-        return [TopicPartition(info.name, each.number) for info in infos for each in info.partitions]
-
-    async def _check(self, partitions: Sequence[TopicPartition]) -> Sequence[TopicPartition]:
-        for partition in partitions:
-            info = await self._routes.topic(partition.topic)
+    def _wanted(self, info: TopicInfo) -> list[TopicPartition]:
+        """``UnknownPartitionError`` if one was named that is not there."""
+        if self._partitions is None:
+            return [TopicPartition(info.name, each.number) for each in info.partitions]
+        wanted = [each for each in self._partitions if each.topic == info.name]
+        for partition in wanted:
             if not 0 <= partition.partition < len(info.partitions):
                 raise UnknownPartitionError(
                     f"{partition.topic} has partitions 0 to {len(info.partitions) - 1}, not {partition.partition}",
                     topic=partition.topic,
                     partition=partition.partition,
                 )
-        return partitions
+        return wanted
 
-    def _read(self, partition: TopicPartition, *, start: str | None) -> None:
-        feed = Feed(partition, shown=not self._listened)
+    def _read(self, partition: TopicPartition, info: TopicInfo, *, start: str | None) -> None:
+        feed = Feed(partition, info.topic_id, shown=not self._listened)
         self._subscription.add(feed)
         self._begun[feed] = asyncio.get_running_loop().create_task(self._begin(feed, start))
 
@@ -104,11 +110,14 @@ class Standalone:
             try:
                 position = None
                 if self._commits is not None:
-                    position = await self._commits.position(feed.partition)
+                    position = await self._commits.position(feed.partition, feed.topic_id)
                     if self._pin:
-                        await self._commits.pin(feed.partition)
+                        await self._commits.pin(feed.partition, feed.topic_id)
                 await self._fetcher.begin(feed, position, start=start)
                 break
+            except TopicRecreatedError as error:
+                self._recreated(feed, error)
+                return
             except RayQueueError as error:
                 if not error.retriable:
                     self._subscription.failed(feed, error)
@@ -120,14 +129,48 @@ class Standalone:
         self._fetcher.start(feed)
         self._subscription.announce(ChangeKind.ASSIGNED, (feed,))
 
+    # -- topics that change --------------------------------------------------------------
+
+    def _recreated(self, feed: Feed, error: TopicRecreatedError) -> None:
+        """Another topic has the name of what this feed reads."""
+        if self._settings.consumer.start == "error":
+            self._subscription.failed(feed, error)
+        else:
+            self._look_now.set()
+
     async def _refresh(self) -> None:
         while True:
-            await asyncio.sleep(self._settings.consumer.refresh_ms / 1000)
-            try:
-                found = await self._look(refresh=True)
-            except RayQueueError as error:
-                _log.info("topics cannot be looked up at the moment: %s", error)
+            with suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._look_now.wait(), self._settings.consumer.refresh_ms / 1000)
+            self._look_now.clear()
+            for name in self._topics:
+                try:
+                    self._follow(await self._routes.topic(name, refresh=True))
+                except TopicError as error:
+                    for feed in self._feeds(name):
+                        self._subscription.failed(feed, error)
+                except RayQueueError as error:
+                    _log.info("topic %s cannot be looked up at the moment: %s", name, error)
+
+    def _follow(self, info: TopicInfo) -> None:
+        """Read what is new: partitions that were added, or all of them if this is another topic of the same name."""
+        for feed in self._feeds(info.name):
+            if feed.topic_id == info.topic_id:
                 continue
-            for partition in found:
-                if partition not in self._subscription.feeds:
-                    self._read(partition, start="earliest")
+            if self._settings.consumer.start == "error":
+                return  # the application was told, or will be when this is read next
+            _log.warning("%s was deleted and made again: reading it from its beginning", feed.partition)
+            self._lose(feed)
+        for partition in self._wanted(info):
+            if partition not in self._subscription.feeds:
+                self._read(partition, info, start="earliest")
+
+    def _feeds(self, topic: str) -> list[Feed]:
+        return [feed for feed in self._begun if feed.partition.topic == topic]
+
+    def _lose(self, feed: Feed) -> None:
+        self._begun.pop(feed).cancel()
+        self._fetcher.stop(feed)
+        self._subscription.remove(feed)
+        if feed.begun:
+            self._subscription.announce(ChangeKind.LOST, (feed,))

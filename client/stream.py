@@ -20,6 +20,10 @@ takes batches without gaps, so behind one that is surely not written nothing
 is. A batch whose time is up but that may be written stays in the window,
 reported as unknown, for as long as others behind it may be written too.
 
+A stream is bound to its topic by the topic's id. If the topic is deleted, or
+another one has its name, all that waits here fails and says so; what is sent
+later goes to the new topic by a stream of its own.
+
 Everything in here runs in the I/O thread.
 """
 
@@ -101,7 +105,6 @@ class PartitionStream:
         self._window_bytes = 0
         self._channel: AppendChannel | None = None
         self._route: LeaderRoute | None = None
-        self._group_id: str | None = None
         self._producer_id: int | None = None
         self._epoch = 0
         self._sequence = 0
@@ -374,7 +377,7 @@ class PartitionStream:
                 self._producer_id = await around.producer_id()
         stale = error if error is not None and error.refresh_metadata else None
         if self._route is None:
-            self._use(await around.route(self.partition, refresh=False))
+            self._route = await around.route(self.partition, self._buffer.topic_id, refresh=False)
         elif self._leaderless or (stale is not None and self._failures > _PATIENT_FAILURES):
             await self._look_up()
         if stale is not None:
@@ -397,19 +400,14 @@ class PartitionStream:
 
     async def _look_up(self) -> None:
         """The topic may have been deleted, or made anew. If nobody knows, the route that we have may still be right."""
+        route = self._around.route(self.partition, self._buffer.topic_id, refresh=True)
         try:
-            self._use(await asyncio.wait_for(self._around.route(self.partition, refresh=True), _LEADERLESS_S))
+            self._route = await asyncio.wait_for(route, _LEADERLESS_S)
         except asyncio.TimeoutError:
             return
         except RayQueueError as error:
             if not error.retriable:
                 raise
-
-    def _use(self, route: LeaderRoute) -> None:
-        if self._group_id not in (None, route.group_id):  # another topic of the same name, and another log
-            self._hold(self._window)
-            self._window = deque()
-        self._route, self._group_id = route, route.group_id
 
     def _tidy(self) -> None:
         """Drop what is settled or too late. Nothing is under way."""

@@ -35,7 +35,14 @@ class Target:
         self.max_bytes = self._limit(info)
         """Of key, value and headers together."""
         # Not all producers begin with the first partition.
-        self.buffer = TopicBuffer(info.name, count, info.settings.lanes, self.max_bytes, randrange(count))  # noqa: S311
+        self.buffer = TopicBuffer(
+            info.name,
+            info.topic_id,
+            count,
+            info.settings.lanes,
+            self.max_bytes,
+            randrange(count),  # noqa: S311
+        )
         self._custom = None if isinstance(partitioner, str) else partitioner
         self._partitioner = partitioner if isinstance(partitioner, str) else ""
         self.keyed = self._by_key(count)

@@ -21,6 +21,7 @@
     ├── TopicError
     │   ├── UnknownTopicError
     │   ├── UnknownPartitionError
+    │   ├── TopicRecreatedError      the topic was deleted, and another one has its name
     │   └── TopicExistsError
     ├── ClusterNotFoundError         no RayQueue runs here, and none was to be started
     ├── ClusterStartError            it could not be started in time; the text names what is missing
@@ -201,6 +202,13 @@ class UnknownPartitionError(TopicError):
     """The topic has fewer partitions."""
 
     code = "unknown_partition"
+
+
+class TopicRecreatedError(TopicError):
+    """The topic was deleted, and another one was made with its name: offsets and positions of the old one mean nothing
+    in it. Begin anew. ``details`` has both ids."""
+
+    code = "topic_recreated"
 
 
 class TopicExistsError(TopicError):

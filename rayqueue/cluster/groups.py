@@ -17,6 +17,8 @@ grant that is on its way to the member could still make it read.
 
 The generation of a grant is that of the group when it was made, and therefore
 higher than that of any earlier owner. That is what the partition fences by.
+A grant also names the topic's id: a topic that was deleted and made again has
+other partitions, though they have the same names, and nobody owns them yet.
 
 Everything here is a function of the log: no clock, no dice, and no order that
 depends on hashes.
@@ -33,7 +35,7 @@ from rayqueue.cluster.commands import GroupChange, Join, Leave, Release
 from rayqueue.errors import GroupNotEmptyError, InvalidInputError, RayQueueError, UnknownMemberError
 from rayqueue.log.store import LogStore, Table
 from rayqueue.protocol.calls import Assignment, Grant, GroupInfo, MemberInfo
-from rayqueue.protocol.topics import TopicPartition
+from rayqueue.protocol.topics import TopicInfo, TopicPartition
 
 _GROUP = b"g"
 _MEMBER = b"m"
@@ -55,6 +57,8 @@ class _MemberRow(msgspec.Struct, frozen=True, array_like=True):
 
 _encode = msgspec.msgpack.Encoder().encode
 
+Topics = Mapping[str, TopicInfo]
+
 
 class Member:
     __slots__ = ("changed_at", "meant", "owned", "target", "wish")
@@ -62,8 +66,8 @@ class Member:
     def __init__(self, wish: Join) -> None:
         self.wish = wish
         self.changed_at = 0
-        self.owned: dict[TopicPartition, int] = {}
-        """With the generation of the grant. Also what it has still to let go of."""
+        self.owned: dict[TopicPartition, Grant] = {}
+        """Also what it has still to let go of."""
         self.target: tuple[TopicPartition, ...] = ()
         self.meant: frozenset[TopicPartition] = frozenset()
         """The target, for looking up."""
@@ -81,23 +85,23 @@ class Member:
         self.target = target
         self.meant = frozenset(target)
 
-    def view(self) -> dict[TopicPartition, int]:
-        """What it may read: its partitions that are meant for it, with their generations."""
+    def view(self) -> dict[TopicPartition, Grant]:
+        """What it may read: its partitions that are meant for it."""
         return {each: self.owned[each] for each in self.target if each in self.owned}
 
     def grants(self) -> tuple[Grant, ...]:
-        return tuple(Grant(each.topic, each.partition, generation) for each, generation in self.view().items())
+        return tuple(self.view().values())
 
     def surplus(self) -> list[TopicPartition]:
         """What it has still to let go of."""
         return [each for each in self.owned if each not in self.meant]
 
-    def releases(self, reading: Iterable[TopicPartition], generation: int) -> tuple[TopicPartition, ...]:
-        """What a member that has taken ``generation`` and reads these has let go of."""
+    def releases(self, reading: Iterable[Grant], generation: int) -> tuple[TopicPartition, ...]:
+        """What a member that has taken ``generation`` and reads by these grants has let go of."""
         if generation < self.changed_at:
             return ()
         kept = set(reading)
-        return tuple(each for each in self.surplus() if each not in kept)
+        return tuple(each for each in self.surplus() if self.owned[each] not in kept)
 
 
 class Group:
@@ -115,9 +119,10 @@ class Group:
         """See again whether it rebalances: its members changed."""
         self.rebalancing = any(each not in member.meant for member in self.members.values() for each in member.owned)
 
-    def assignment(self, member: str) -> Assignment:
+    def assignment(self, member: str, topics: Topics) -> Assignment:
         each = self.members[member]
-        return Assignment(member, self.generation, each.grants(), self.rebalancing)
+        missing = tuple(topic for topic in each.wish.topics if topic not in topics)
+        return Assignment(member, self.generation, each.grants(), self.rebalancing, missing)
 
     def info(self) -> GroupInfo:
         state = "empty" if not self.members else "rebalancing" if self.rebalancing else "stable"
@@ -129,7 +134,7 @@ class Group:
 
     # -- one step ------------------------------------------------------------------------
 
-    def step(self, changes: Iterable[GroupChange], partitions: Mapping[str, int]) -> _Step:
+    def step(self, changes: Iterable[GroupChange], topics: Topics) -> _Step:
         """Several changes, then one new target for all of them if any needs one."""
         step = _Step(self)
         for change in changes:
@@ -140,14 +145,14 @@ class Group:
                     step.leave(member)
                 case Release():
                     step.release(change)
-        step.finish(partitions)
+        step.finish(topics)
         return step
 
-    def follow_topics(self, partitions: Mapping[str, int]) -> _Step:
+    def follow_topics(self, topics: Topics) -> _Step:
         """A topic was made, changed or deleted."""
         step = _Step(self)
         step.aim = True
-        step.finish(partitions)
+        step.finish(topics)
         return step
 
 
@@ -240,16 +245,16 @@ class _Step:
                 del member.owned[each], self.group.owners[each]
                 self._changed = True
 
-    def finish(self, partitions: Mapping[str, int]) -> None:
+    def finish(self, topics: Topics) -> None:
         group = self.group
         if self.aim:
-            self._retarget(partitions)
+            self._retarget(topics)
         generation = group.generation + 1
         for name, member in group.members.items():
             for each in member.target:
                 if each not in group.owners:
                     group.owners[each] = name
-                    member.owned[each] = generation
+                    member.owned[each] = Grant(each.topic, each.partition, generation, topics[each.topic].topic_id)
                     self._changed = True
         if not self._changed:
             return
@@ -262,11 +267,11 @@ class _Step:
                 member.changed_at = generation
                 self.touched.add(name)
 
-    def _retarget(self, partitions: Mapping[str, int]) -> None:
+    def _retarget(self, topics: Topics) -> None:
         group = self.group
         by_identity = {member.identity: member for member in group.members.values()}
         wanted = {topic for member in group.members.values() for topic in member.wish.topics}
-        counts = {topic: partitions[topic] for topic in sorted(wanted) if topic in partitions}
+        counts = {topic: len(topics[topic].partitions) for topic in sorted(wanted) if topic in topics}
         previous: dict[str, Iterable[TopicPartition]] = {
             identity: list(member.owned) for identity, member in by_identity.items()
         }
@@ -279,38 +284,43 @@ class _Step:
             if member.target != target:
                 member.set_target(target)
                 self._changed = True
-        for member in group.members.values():
-            for each in [each for each in member.owned if each.partition >= partitions.get(each.topic, 0)]:
-                del member.owned[each], group.owners[each]  # deleted with its topic: there is nothing to let go of
-                self._changed = True
+        self._drop_deleted(topics)
+
+    def _drop_deleted(self, topics: Topics) -> None:
+        """What was deleted with its topic, also if another one has the name now: there is nothing to let go of."""
+        for member in self.group.members.values():
+            for each, grant in list(member.owned.items()):
+                if each.topic not in topics or topics[each.topic].topic_id != grant.topic_id:
+                    del member.owned[each], self.group.owners[each]
+                    self._changed = True
 
 
 class Groups:
     """All groups, in memory and written through to the table."""
 
-    def __init__(self, store: LogStore) -> None:
+    def __init__(self, store: LogStore, topics: Topics) -> None:
         self._store = store
-        self.load()
+        self.load(topics)
 
     def change(
-        self, name: str, changes: Iterable[GroupChange], partitions: Mapping[str, int], least_generation: int
+        self, name: str, changes: Iterable[GroupChange], topics: Topics, least_generation: int
     ) -> tuple[RayQueueError | None, ...]:
         """``least_generation``: what a new group goes on after."""
         group = self.known.get(name)
         new = group is None
         if group is None:
             group = Group(name, least_generation, "sticky")
-        step = group.step(changes, partitions)
+        step = group.step(changes, topics)
         if new and step.changed:
             self.known[name] = group
         self._write(group, step)
         return tuple(step.answers)
 
-    def follow_topic(self, topic: str, partitions: Mapping[str, int]) -> list[str]:
+    def follow_topic(self, topic: str, topics: Topics) -> list[str]:
         """A topic was made, changed or deleted. The groups that changed by it."""
         changed: list[str] = []
         for name in sorted(self._readers.get(topic, ())):
-            step = self.known[name].follow_topics(partitions)
+            step = self.known[name].follow_topics(topics)
             self._write(self.known[name], step)
             if step.changed:
                 changed.append(name)
@@ -338,7 +348,7 @@ class Groups:
             self._store.delete(Table.META, _member_key(group.name, name))
         for name in sorted(step.touched):
             member = group.members[name]
-            owned = tuple(Grant(each.topic, each.partition, member.owned[each]) for each in sorted(member.owned))
+            owned = tuple(member.owned[each] for each in sorted(member.owned))
             row_of_member = _MemberRow(name, member.wish, member.changed_at, owned, member.target)
             self._store.put(Table.META, _member_key(group.name, name), _encode(row_of_member))
         if step.aim:
@@ -356,7 +366,7 @@ class Groups:
         if wanted:
             self._topics_of[group.name] = wanted
 
-    def load(self) -> None:
+    def load(self, topics: Topics) -> None:
         """Become what the table says."""
         self.known: dict[str, Group] = {}
         self._readers: dict[str, set[str]] = {}
@@ -366,17 +376,19 @@ class Groups:
             self.known[head.group] = Group(head.group, head.generation, head.assignor)
         for key, row in self._store.scan(Table.META, _MEMBER, bytes([_MEMBER[0] + 1])):
             group = self.known[key[1:].split(b"\0", 1)[0].decode()]
-            self._load_member(group, msgspec.msgpack.decode(row, type=_MemberRow))
+            self._load_member(group, msgspec.msgpack.decode(row, type=_MemberRow), topics)
         for group in self.known.values():
             group.look()
             self._note_readers(group)
 
-    def _load_member(self, group: Group, row: _MemberRow) -> None:
+    def _load_member(self, group: Group, row: _MemberRow, topics: Topics) -> None:
         member = group.members[row.member] = Member(row.wish)
         member.changed_at = row.changed_at
         member.set_target(row.target)
         for grant in row.owned:
-            member.owned[grant.topic_partition] = grant.generation
+            if not grant.topic_id and grant.topic in topics:  # of a release that did not write it
+                grant = msgspec.structs.replace(grant, topic_id=topics[grant.topic].topic_id)
+            member.owned[grant.topic_partition] = grant
             group.owners[grant.topic_partition] = row.member
         if row.wish.instance is not None:
             group.instances[row.wish.instance] = row.member

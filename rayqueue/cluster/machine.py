@@ -12,7 +12,7 @@ leader's, in memory (``coordinator``).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
@@ -53,8 +53,7 @@ class ClusterMachine:
     def __init__(self, store: LogStore) -> None:
         self._store = store
         self._catalog = Catalog(store)
-        self._groups = Groups(store)
-        self._counts = _PartitionCounts(self._catalog)
+        self._groups = Groups(store, self._catalog.topics)
         self._applied = store.applied
         self.on_group_changed: Callable[[str], None] | None = None
         """Told the name of each group that an entry changed. It must only note it."""
@@ -119,7 +118,7 @@ class ClusterMachine:
         catalog = self._catalog
         match command:
             case ChangeGroup(group, changes):
-                answers = self._groups.change(group, changes, self._counts, catalog.deleted_generation)
+                answers = self._groups.change(group, changes, catalog.topics, catalog.deleted_generation)
                 self._tell(group)
                 return answers
             case TakeProducerIds(count):
@@ -146,7 +145,7 @@ class ClusterMachine:
                 return None
 
     def _followed(self, topic: str, answer: Any) -> Any:
-        for group in self._groups.follow_topic(topic, self._counts):
+        for group in self._groups.follow_topic(topic, self._catalog.topics):
             self._tell(group)
         return answer
 
@@ -176,23 +175,7 @@ class ClusterMachine:
         for key, row in _ROWS.decode(memoryview(state)[5:]):
             self._store.put(Table.META, key, row)
         self._catalog.load()
-        self._groups.load()
+        self._groups.load(self._catalog.topics)
         self._applied = self._store.applied
         for group in self._groups.known:
             self._tell(group)
-
-
-class _PartitionCounts(Mapping[str, int]):
-    """How many partitions each topic has, without a copy of it."""
-
-    def __init__(self, catalog: Catalog) -> None:
-        self._catalog = catalog
-
-    def __getitem__(self, topic: str) -> int:
-        return len(self._catalog.topics[topic].partitions)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._catalog.topics)
-
-    def __len__(self) -> int:
-        return len(self._catalog.topics)

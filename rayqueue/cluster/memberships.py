@@ -18,7 +18,7 @@ from rayqueue.cluster.machine import ClusterMachine
 from rayqueue.cluster.sessions import NEVER, Parked, Reply, Session, Sessions
 from rayqueue.config import ClusterSettings
 from rayqueue.errors import InvalidInputError, NotLeaderError, RayQueueError
-from rayqueue.protocol.calls import Heartbeat, JoinGroup, LeaveGroup
+from rayqueue.protocol.calls import Assignment, Heartbeat, JoinGroup, LeaveGroup
 from rayqueue.protocol.topics import check_name
 
 MAX_ID_BYTES = 200
@@ -160,7 +160,7 @@ class Memberships:
         parked = session.parked
         if parked is not None and parked.until_s <= self._now_s:
             session.parked = None
-            parked.reply(self._machine.groups[session.group].assignment(session.member))
+            parked.reply(self._assignment(self._machine.groups[session.group], session.member))
 
     def _end(self, session: Session) -> None:
         """Throw its member out, unless it is this coordinator that lets it wait: for the answer to a join."""
@@ -187,12 +187,12 @@ class Memberships:
         self._spare(self._turns.get(call.group), call.member)
         if session.parked is not None:  # it has asked again: the older question is void
             older, session.parked = session.parked, None
-            older.reply(group.assignment(call.member))
+            older.reply(self._assignment(group, call.member))
         released = member.releases(call.reading, call.generation)
         if released:
             self._release(call.group, Release(call.member, call.generation, released[:MAX_RELEASED]))
         if call.wait_ms <= 0 or member.changed_at > call.generation:
-            reply(group.assignment(call.member))
+            reply(self._assignment(group, call.member))
             return
         # A member cannot speak while it waits for an answer; it must have time to speak again.
         wait_s = min(call.wait_ms / 1000, session.timeout_s / 3)
@@ -241,7 +241,7 @@ class Memberships:
             self._deny(call, reply, lambda: self.join(self._now_s, client, call, reply))
             return
         if group is not None and known is not None and known.wish == self._wish(call, False) and turn is None:
-            reply(group.assignment(call.member))
+            reply(self._assignment(group, call.member))
             return
         turn = self._turn(call.group)
         joining = turn.joins.get(call.member)
@@ -298,6 +298,9 @@ class Memberships:
             return
         self._turn(call.group).leaves.setdefault(call.member, []).append(reply)
         self._hurry(call.group, now_s)
+
+    def _assignment(self, group: Group, member: str) -> Assignment:
+        return group.assignment(member, self._machine.topics)
 
     # -- steps -------------------------------------------------------------------------------
 
@@ -357,7 +360,7 @@ class Memberships:
                 answer = unknown_member(name, member)
             if answer is None and group is not None:
                 self._enter(group, member, joining)
-                answer = group.assignment(member)
+                answer = self._assignment(group, member)
             for reply in joining.replies:
                 reply(answer)
 
@@ -394,7 +397,7 @@ class Memberships:
                         parked.reply(unknown_member(name, session.member))
                 elif session.parked is not None and member.changed_at > session.parked.generation:
                     parked, session.parked = session.parked, None
-                    parked.reply(group.assignment(session.member))
+                    parked.reply(self._assignment(group, session.member))
 
 
 def _waiting(step: _Turn) -> list[Reply]:

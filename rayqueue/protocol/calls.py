@@ -85,6 +85,8 @@ class Grant(msgspec.Struct, frozen=True, array_like=True, order=True):
     topic: str
     partition: int
     generation: int
+    topic_id: int = 0
+    """Of the topic that has this name now. One that is made again has another, and its partitions are others."""
 
     @property
     def topic_partition(self) -> TopicPartition:
@@ -105,6 +107,8 @@ class Assignment(msgspec.Struct, frozen=True, array_like=True):
     grants: tuple[Grant, ...]
     rebalancing: bool
     """Somebody has still to let go of something."""
+    missing: tuple[str, ...] = ()
+    """Topics that the member wants and that do not exist. What it reads of them is lost, not revoked."""
 
 
 class MemberInfo(msgspec.Struct, frozen=True, array_like=True):
@@ -276,7 +280,7 @@ class JoinGroup(Call, frozen=True, kw_only=True):
 
 
 class Heartbeat(Call, frozen=True, kw_only=True):
-    """I live, and read these partitions and no others. ``UnknownMemberError``: join again, all grants are lost.
+    """I live, and read by these grants and no others. ``UnknownMemberError``: join again, all grants are lost.
 
     Answered when there is news for this member since ``generation``, or after ``wait_ms``.
     """
@@ -286,7 +290,7 @@ class Heartbeat(Call, frozen=True, kw_only=True):
     member: str
     generation: int
     """Of the newest ``Assignment`` that the member has taken."""
-    reading: tuple[TopicPartition, ...]
+    reading: tuple[Grant, ...]
     wait_ms: int = 0
 
 

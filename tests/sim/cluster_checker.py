@@ -49,7 +49,6 @@ class ClusterChecker(LogChecker):
         self.applied = Index(0)
         self.generations: dict[str, int] = {}
         self.told: dict[tuple[str, int], dict[str, tuple[Grant, ...]]] = {}
-        self.topic_ids: dict[tuple[str, int], dict[str, int]] = {}
         self.member_since: dict[tuple[str, str], float] = {}
         self.granted: dict[tuple[str, TopicPartition, int], str] = {}
         self.newest: dict[tuple[str, int, int], int] = {}
@@ -88,11 +87,12 @@ class ClusterChecker(LogChecker):
             raise BrokenError(
                 Invariant.GENERATIONS, f"generation {group.generation} of group {name} is two different states"
             )
-        self.topic_ids[name, group.generation] = {info.name: info.topic_id for info in self.reference.topics.values()}
         for member in group.members:
             self.member_since.setdefault((name, member), self.world.clock.now)
         for member, grants in told.items():
             for grant in grants:
+                if grant.topic_id != self.reference.topics[grant.topic].topic_id:
+                    raise BrokenError(Invariant.ONE_OWNER, f"{grant} is not of the topic that has this name")
                 key = (name, grant.topic_partition, grant.generation)
                 if key not in self.granted:
                     self.moves += 1
@@ -100,9 +100,6 @@ class ClusterChecker(LogChecker):
                     raise BrokenError(
                         Invariant.ONE_OWNER, f"{grant} was granted to {self.granted[key]} and to {member}"
                     )
-
-    def topic_id(self, group: str, generation: int, topic: str) -> int:
-        return self.topic_ids[group, generation][topic]
 
     # -- what coordinators answer -----------------------------------------------------------------
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from rayqueue.errors import RayQueueError, StaleGenerationError, UnknownMemberError
 from rayqueue.protocol import calls
-from rayqueue.protocol.calls import Assignment
+from rayqueue.protocol.calls import Assignment, Grant
 from rayqueue.protocol.topics import TopicPartition, TopicSettings
 from tests.sim.cluster_node import Link
 
@@ -21,14 +21,21 @@ HEARTBEAT_S = 0.3
 class Held:
     """A partition that a member reads, or is about to."""
 
-    __slots__ = ("claimed", "generation", "letting_go", "offset", "topic_id")
+    __slots__ = ("claimed", "grant", "letting_go", "offset")
 
-    def __init__(self, generation: int, topic_id: int) -> None:
-        self.generation = generation
-        self.topic_id = topic_id
+    def __init__(self, grant: Grant) -> None:
+        self.grant = grant
         self.claimed = False
         self.letting_go = False
         self.offset = 0
+
+    @property
+    def generation(self) -> int:
+        return self.grant.generation
+
+    @property
+    def topic_id(self) -> int:
+        return self.grant.topic_id
 
 
 class SimMember:
@@ -169,7 +176,7 @@ class SimMember:
             group=self.group,
             member=self.member,
             generation=self.generation,
-            reading=tuple(sorted(self.held)),
+            reading=self._reading(),
             wait_ms=wait_ms,
         )
         member = self.member
@@ -188,19 +195,22 @@ class SimMember:
             pause = self.world.rng.uniform(0.02, 0.2)
         self._after(pause, lambda: self._heartbeat() if member == self.member else None)
 
+    def _reading(self) -> tuple[Grant, ...]:
+        return tuple(sorted(held.grant for held in self.held.values()))
+
     def _take(self, assignment: Assignment) -> None:
         if assignment.generation < self.generation:
             return  # an answer that was overtaken
         self.generation = assignment.generation
-        granted = {grant.topic_partition: grant.generation for grant in assignment.grants}
+        granted = {grant.topic_partition: grant for grant in assignment.grants}
         for each, held in list(self.held.items()):
-            if granted.get(each) != held.generation and not held.letting_go:
+            if granted.get(each) != held.grant and not held.letting_go:
                 held.letting_go = True
                 delay = self.world.rng.uniform(0, 2.5 if self.slow_release else 0.05)
                 self._after(delay, lambda each=each, held=held: self._let_go(each, held))  # type: ignore[misc]
-        for each, generation in granted.items():
+        for each, grant in granted.items():
             if each not in self.held:
-                self._begin(each, generation, assignment.generation)
+                self._begin(each, grant)
 
     def _let_go(self, each: TopicPartition, held: Held) -> None:
         if self.held.get(each) is not held:
@@ -210,7 +220,7 @@ class SimMember:
         del self.held[each]
         # Says so at once, though another heartbeat may wait for its answer.
         call = calls.Heartbeat(
-            group=self.group, member=self.member, generation=self.generation, reading=tuple(sorted(self.held))
+            group=self.group, member=self.member, generation=self.generation, reading=self._reading()
         )
         member = self.member
 
@@ -222,9 +232,9 @@ class SimMember:
 
     # -- the partitions ---------------------------------------------------------------------------
 
-    def _begin(self, each: TopicPartition, generation: int, told_at: int) -> None:
+    def _begin(self, each: TopicPartition, grant: Grant) -> None:
         """Claim the partition, then read it."""
-        held = self.held[each] = Held(generation, self.world.checker.topic_id(self.group, told_at, each.topic))
+        held = self.held[each] = Held(grant)
         self.world.checker.took(self, each, held)
         self.claim(each, held)
 

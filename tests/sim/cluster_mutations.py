@@ -73,7 +73,7 @@ def _grant_before_release(step: _Step, partitions: Any) -> None:
 
 def _release_whenever(member: Member, reading: Any, generation: int) -> tuple[TopicPartition, ...]:
     kept = set(reading)
-    return tuple(each for each in member.surplus() if each not in kept)
+    return tuple(each for each in member.surplus() if member.owned[each] not in kept)
 
 
 def _apply_release_whenever(step: _Step, release: Release) -> None:
@@ -103,9 +103,9 @@ def _inherit_grants(step: _Step, wish: Join) -> None:
     _join(step, wish)
     successor = group.members.get(wish.member)
     if successor is not None:
-        for each, generation in owned.items():
+        for each, grant in owned.items():
             if each not in group.owners:
-                successor.owned[each] = generation
+                successor.owned[each] = grant
                 group.owners[each] = wish.member
 
 
@@ -113,7 +113,7 @@ def _never_renew(session: Session, now_s: float) -> None:
     session.deadline_s = min(session.deadline_s, now_s + session.timeout_s)
 
 
-def _late_joiners_starve(step: _Step, partitions: Any) -> None:
+def _late_joiners_starve(step: _Step, topics: Any) -> None:
     """Who came first keeps all."""
     group = step.group
     first = min(group.members, default=None)
@@ -121,7 +121,7 @@ def _late_joiners_starve(step: _Step, partitions: Any) -> None:
         target = tuple(
             TopicPartition(topic, number)
             for topic in member.wish.topics
-            for number in range(partitions.get(topic, 0))
+            for number in range(len(topics[topic].partitions) if topic in topics else 0)
             if name == first
         )
         if member.target != target:

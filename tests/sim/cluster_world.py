@@ -401,7 +401,7 @@ class ClusterWorld:
                 return False
             for member_id, member in living.items():
                 reading = {
-                    each: held.generation for each, held in member.held.items() if held.claimed and not held.letting_go
+                    each: held.grant for each, held in member.held.items() if held.claimed and not held.letting_go
                 }
                 if reading != group.members[member_id].view() or len(reading) != len(member.held):
                     return False

@@ -133,5 +133,9 @@ class Service:
         client: int = 1,
         wait_ms: int = 0,
     ) -> Answers:
-        call = Heartbeat(group=group, member=member, generation=generation, reading=reading, wait_ms=wait_ms)
+        """A member that reads these, by the grants that it has."""
+        there = self.log.machine.groups.get(group)
+        known = None if there is None else there.members.get(member)
+        grants = tuple(known.owned[each] for each in reading if each in known.owned) if known is not None else ()
+        call = Heartbeat(group=group, member=member, generation=generation, reading=grants, wait_ms=wait_ms)
         return self.ask(call, client)

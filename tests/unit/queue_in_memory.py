@@ -11,6 +11,7 @@ import asyncio
 from typing import Any
 
 from rayqueue.client.io import IoThread
+from rayqueue.client.routing import same_topic
 from rayqueue.config import Settings
 from rayqueue.errors import ClosedError, RayQueueError, UnknownTopicError
 from rayqueue.partition import Admission, Appended, PartitionSettings
@@ -229,7 +230,8 @@ class MemoryRoutes:
             raise UnknownTopicError(f"there is no topic {name!r}")
         return info
 
-    async def partition(self, place: TopicPartition) -> MemoryRoute:
+    async def partition(self, place: TopicPartition, topic_id: int | None = None) -> MemoryRoute:
+        same_topic(await self.topic(place.topic), topic_id)
         partition = self._queue.partitions[place]
         if partition not in self._routes:
             self._routes[partition] = MemoryRoute(self._queue, partition)

@@ -15,6 +15,7 @@ from random import Random
 from typing import Any
 
 from rayqueue.client.accumulator import Accumulator, TopicBuffer
+from rayqueue.client.routing import same_topic
 from rayqueue.client.sender import Sender
 from rayqueue.config import ClientSettings, ProducerSettings
 from rayqueue.errors import (
@@ -95,7 +96,6 @@ class ScriptedPartition:
         self.attempts = 0
         self.channels: list[ScriptedChannel] = []
         self.leaderless: RayQueueError | None = None
-        self.group_id = "orders-0.1"
 
     # the route
 
@@ -227,6 +227,7 @@ class ScriptedRoutes:
         self.partitions = partitions
         self.lanes = lanes
         self.error: RayQueueError | None = None
+        self.topic_id = 1
         self.ids = 0
         self.coordinator = self
 
@@ -238,7 +239,8 @@ class ScriptedRoutes:
     def info(self) -> TopicInfo:
         count = len(self.partitions)
         settings = TopicSettings(partitions=count, lanes=self.lanes)
-        return TopicInfo("orders", 1, settings, tuple(PartitionInfo(n, f"orders-{n}.1", ()) for n in range(count)))
+        parts = tuple(PartitionInfo(n, f"orders-{n}.{self.topic_id}", ()) for n in range(count))
+        return TopicInfo("orders", self.topic_id, settings, parts)
 
     async def topic(self, name: str, *, refresh: bool = False) -> TopicInfo:
         if self.error is not None:
@@ -248,9 +250,10 @@ class ScriptedRoutes:
     def cached_topic(self, name: str) -> TopicInfo | None:
         return self.info()
 
-    async def partition(self, partition: TopicPartition) -> ScriptedPartition:
+    async def partition(self, partition: TopicPartition, topic_id: int | None = None) -> ScriptedPartition:
         if self.error is not None:
             raise self.error
+        same_topic(self.info(), topic_id)
         return self.partitions[partition.partition]
 
 
@@ -293,7 +296,7 @@ class Bench:
             clock_s=self.loop.time,
             rng=Random(seed),
         )
-        self.topic = TopicBuffer("orders", partitions, lanes, 10**6)
+        self.topic = TopicBuffer("orders", 1, partitions, lanes, 10**6)
         self.accumulator.add_topic(self.topic)
 
     def send(self, value: bytes, *, partition: int = 0, lane: int = 0) -> Any:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from rayqueue.client.io import IoThread
+from rayqueue.client.routing import same_topic
 from rayqueue.cluster.coordinator import Coordinator
 from rayqueue.cluster.machine import ClusterMachine
 from rayqueue.cluster.placement import AliveBroker
@@ -24,7 +25,7 @@ from rayqueue.ids import GroupId, Index, NodeId
 from rayqueue.log.memory_store import MemoryStore
 from rayqueue.partition import commit_command, offset_for_time, pin_command, trim_command
 from rayqueue.protocol import calls
-from rayqueue.protocol.calls import AlterTopic, Call, CreateTopic, GetTopics
+from rayqueue.protocol.calls import AlterTopic, Call, CreateTopic, DeleteTopic, GetTopics
 from rayqueue.protocol.data import FetchAnswer, FetchRequest
 from rayqueue.protocol.topics import TopicInfo, TopicPartition, TopicSettings
 from tests.unit.consumer_parts import Shelf
@@ -47,7 +48,8 @@ class LocalPartition:
         self.commits: list[calls.Commit] = []
         self.failures: list[RayQueueError] = []
         self.found_out: list[RayQueueError] = []
-        self.held = False
+        self.gone = False
+        """With its topic."""
         self._grown = asyncio.Event()
 
     def append(self, records: int, lane: int = 0, timestamp: int = 1_000) -> None:
@@ -70,12 +72,17 @@ class LocalPartition:
     def failed(self, error: RayQueueError) -> None:
         self.found_out.append(error)
 
+    def _check(self) -> None:
+        if self.gone:
+            raise NotLeaderError("nobody leads", leader=None)
+
     def fetch(self, request: FetchRequest) -> asyncio.Future[FetchAnswer]:
         self.fetches.append(request)
         return asyncio.ensure_future(self._fetch(request))
 
     async def _fetch(self, request: FetchRequest) -> FetchAnswer:
         await asyncio.sleep(0)
+        self._check()
         if self.failures:
             raise self.failures.pop(0)
         deadline_s = time.monotonic() + request.max_wait_ms / 1000
@@ -92,6 +99,7 @@ class LocalPartition:
 
     async def call(self, call: Call, **_: Any) -> Any:
         await asyncio.sleep(0)
+        self._check()
         log = self.shelf.log
         partition = log.partition
         answer: Any
@@ -167,6 +175,8 @@ class SmallCluster:
         self._settings = ClusterSettings(join_window_ms=1, **settings)
         self._indexes = count(1)
         self.partitions: dict[TopicPartition, LocalPartition] = {}
+        """Of the topics that there are. One that is made again has others."""
+        self._ids: dict[TopicPartition, int] = {}
         self._numbers = count(1)
         self.fail_over()
         self._ticking = asyncio.ensure_future(self._tick())
@@ -209,8 +219,15 @@ class SmallCluster:
         info = self.machine.topics[name]
         for each in info.partitions:
             partition = TopicPartition(name, each.number)
-            if partition not in self.partitions:
+            if self._ids.get(partition) != info.topic_id:
+                self._ids[partition] = info.topic_id
                 self.partitions[partition] = LocalPartition(info.settings.lanes)
+
+    async def delete(self, name: str) -> None:
+        """Nobody leads its partitions any more."""
+        await self.process().coordinator.call(DeleteTopic(name=name))
+        for partition in [each for each in self.partitions if each.topic == name]:
+            self.partitions.pop(partition).gone = True
 
     def process(self) -> Process:
         return Process(self, next(self._numbers))
@@ -222,24 +239,36 @@ class SmallCluster:
 
 
 class Process:
-    """The routes of one client process."""
+    """The routes of one client process: what it has once looked up it keeps, until somebody looks again."""
 
     def __init__(self, cluster: SmallCluster, number: int) -> None:
         self.cluster = cluster
         self.coordinator = Connection(cluster, number)
+        self._topics: dict[str, TopicInfo] = {}
+        self._ways: dict[tuple[int, int], LocalPartition] = {}
 
     async def topic(self, name: str, *, refresh: bool = False) -> TopicInfo:
+        known = self._topics.get(name)
+        if known is not None and not refresh:
+            return known
+        self._topics.pop(name, None)
         found = await self.coordinator.call(GetTopics(names=(name,)))
         if not found.topics:
             raise UnknownTopicError(f"there is no topic {name!r}", topic=name)
         info: TopicInfo = found.topics[0]
+        self._topics[name] = info
         return info
 
-    async def partition(self, partition: TopicPartition) -> LocalPartition:
-        try:
-            return self.cluster.partitions[partition]
-        except KeyError:
-            raise UnknownPartitionError(f"there is no {partition}") from None
+    async def partition(self, partition: TopicPartition, topic_id: int | None = None) -> LocalPartition:
+        info = await self.topic(partition.topic)
+        route = self._ways.get((info.topic_id, partition.partition))
+        stale = route is not None and route.gone
+        if stale or partition.partition >= len(info.partitions) or info.topic_id < (topic_id or 0):
+            info = await self.topic(partition.topic, refresh=True)
+        same_topic(info, topic_id)
+        if partition.partition >= len(info.partitions):
+            raise UnknownPartitionError(f"there is no {partition}")
+        return self._ways.setdefault((info.topic_id, partition.partition), self.cluster.partitions[partition])
 
 
 class Connected:

@@ -25,7 +25,7 @@ class Bench:
         self.woken = 0
         defaults: dict[str, Any] = {"batch_bytes": 30, "buffer_bytes": 1000, "linger_ms": 0, "delivery_timeout_ms": 9}
         self.accumulator = Accumulator(**(defaults | settings), clock_s=lambda: self.now_s, wake=self._wake)
-        self.topic = TopicBuffer("orders", partitions, lanes, 10**6)
+        self.topic = TopicBuffer("orders", 1, partitions, lanes, 10**6)
         self.accumulator.add_topic(self.topic)
         self.buffer = self.topic.partitions[0]
 

@@ -346,7 +346,7 @@ def settle(service: Service, members: dict[str, Assignment]) -> int:
             granted = {grant.topic_partition for grant in assignment.grants}
             moves += len(granted - reading[name])
             reading[name] = granted
-            call = Heartbeat(group="g", member=name, generation=assignment.generation, reading=tuple(granted))
+            call = Heartbeat(group="g", member=name, generation=assignment.generation, reading=assignment.grants)
             answer = service.ask(call).answer
             if isinstance(answer, Assignment):
                 members[name] = answer

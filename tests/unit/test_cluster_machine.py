@@ -42,6 +42,7 @@ from rayqueue.errors import (
 from rayqueue.ids import GroupId, Index, NodeId
 from rayqueue.log.lmdb_store import LmdbStore
 from rayqueue.log.memory_store import MemoryStore
+from rayqueue.log.store import Table
 from rayqueue.protocol.topics import TopicPartition, TopicSettings
 from rayqueue.raft.engine import RaftEngine
 from rayqueue.raft.members import Members
@@ -203,8 +204,52 @@ def test_brokers_ids_and_the_cluster(log: ClusterLog) -> None:
 
 
 def grants(log: ClusterLog, member: str, group: str = "g") -> dict[str, int]:
-    assignment = log.machine.groups[group].assignment(member)
-    return {str(grant.topic_partition): grant.generation for grant in assignment.grants}
+    held = log.machine.groups[group].members[member].grants()
+    return {str(grant.topic_partition): grant.generation for grant in held}
+
+
+def test_a_grant_names_the_topic_by_its_id(log: ClusterLog) -> None:
+    log.apply(topic())
+    log.apply(change("g", join("a")))
+    group = log.machine.groups["g"]
+    before = group.members["a"].grants()
+    assert {grant.topic_id for grant in before} == {1}
+    log.apply(DeleteTopic("orders"))
+    assert group.assignment("a", log.machine.topics).missing == ("orders",)
+    assert group.members["a"].grants() == ()
+    log.apply(topic())
+    again = group.members["a"].grants()
+    assert {grant.topic_id for grant in again} == {2}
+    assert min(grant.generation for grant in again) > max(grant.generation for grant in before)
+    assert group.assignment("a", log.machine.topics).missing == ()
+    log.restart()
+    assert log.machine.groups["g"].members["a"].grants() == again
+
+
+def test_what_is_owned_of_a_deleted_topic_is_not_owned_of_the_next_one(log: ClusterLog) -> None:
+    """A member that has still to let go of a partition whose topic it does not want any more."""
+    log.apply(topic())
+    log.apply(topic("audit", partitions=1))
+    log.apply(change("g", join("a")))
+    log.apply(change("g", join("a", "audit")))
+    group = log.machine.groups["g"]
+    assert set(group.members["a"].surplus()) == {tp(0), tp(1)}
+    log.apply(DeleteTopic("orders"))
+    log.apply(topic())
+    log.apply(change("g", join("b")))
+    assert {grant.topic_id for grant in group.members["b"].grants()} == {3}, "nobody has to let go of these"
+
+
+def test_rows_of_a_release_that_did_not_know_ids_are_read(log: ClusterLog) -> None:
+    log.apply(topic())
+    log.apply(change("g", join("a")))
+    key, row = next(iter(log.store.scan(Table.META, b"m", b"n")))
+    fields = msgspec.msgpack.decode(row)
+    fields[3] = [grant[:3] for grant in fields[3]]
+    log.store.put(Table.META, key, msgspec.msgpack.encode(fields))
+    known = log.machine.groups["g"].members["a"].grants()
+    log.restart()
+    assert log.machine.groups["g"].members["a"].grants() == known
 
 
 def test_a_partition_moves_only_after_its_owner_let_go(log: ClusterLog) -> None:

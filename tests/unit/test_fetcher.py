@@ -39,7 +39,7 @@ class Bench:
             loop.call_soon_threadsafe(self.fetcher.kick)
 
         self.subscription.on_room = kick
-        self.feed = Feed(P0)
+        self.feed = Feed(P0, cluster.machine.topics[P0.topic].topic_id)
 
     @property
     def partition(self) -> LocalPartition:

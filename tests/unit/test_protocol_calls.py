@@ -31,7 +31,7 @@ from rayqueue.protocol.calls import (
     encode_call,
 )
 from rayqueue.protocol.failures import decode_failure, encode_failure
-from rayqueue.protocol.topics import TopicPartition, TopicSettings
+from rayqueue.protocol.topics import TopicSettings
 
 # A busy machine is no finding.
 relaxed = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -45,7 +45,7 @@ def made(cls: type[Call]) -> Call:
         "name": "orders",
         "topics": ("orders",),
         "settings": TopicSettings(lanes=3),
-        "reading": (TopicPartition("orders", 1),),
+        "reading": (Grant("orders", 1, 3, 7),),
         "offsets": {0: 5, 2: 7},
         "changes": {"retention_ms": None},
         "generation": 3,

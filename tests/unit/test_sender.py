@@ -18,6 +18,7 @@ from rayqueue.errors import (
     NotLeaderError,
     OutcomeUnknownError,
     QueueFullError,
+    TopicRecreatedError,
     UnknownTopicError,
 )
 from rayqueue.protocol.frames import Kind
@@ -254,6 +255,23 @@ def test_a_topic_that_is_deleted_is_noticed_though_nobody_is_left_to_say_so(make
     bench.flush(3)
     with pytest.raises(UnknownTopicError):
         delivery.result(0)
+
+
+@pytest.mark.parametrize("answer", [scripted.SILENT_WRITTEN, scripted.BROKEN, scripted.NOT_LEADER])
+def test_what_was_for_a_deleted_topic_is_not_written_into_the_next_one(make: Make, answer: str) -> None:
+    bench = make([scripted.OK, *[answer] * 20], delivery_timeout_ms=60_000)
+    acknowledged = bench.send(b"for the old one")
+    bench.flush(1)
+    sent = bench.send(b"under way")
+    bench.run(0.01)
+    waiting = bench.send(b"behind it")
+    bench.routes.topic_id = 2
+    bench.partition.lose_everything()
+    bench.flush(30)
+    assert acknowledged.exception() is None
+    for delivery in (sent, waiting):
+        assert isinstance(delivery.exception(), TopicRecreatedError)
+    assert bench.partition.records == [], "not a record of the old topic is in the new one"
 
 
 def test_acks_of_the_leader_alone(make: Make) -> None:

@@ -71,7 +71,7 @@ def test_a_lane_takes_each_record_once() -> None:
 
 def begun(lanes: int = 1, *, offset: int = 0, prefetch_bytes: int = 1 << 20) -> tuple[Subscription, Feed]:
     subscription = Subscription(ConsumerSettings(prefetch_bytes=prefetch_bytes, fetch_bytes=1 << 20))
-    feed = Feed(P0)
+    feed = Feed(P0, 1)
     subscription.add(feed)
     subscription.begin(feed, dict.fromkeys(range(lanes), offset), {})
     return subscription, feed
@@ -204,7 +204,7 @@ def test_a_damaged_batch_is_an_error_and_stays_where_it_is() -> None:
 
 def test_partitions_take_turns() -> None:
     subscription, first = begun()
-    second = Feed(P1)
+    second = Feed(P1, 1)
     subscription.add(second)
     subscription.begin(second, {0: 0}, {})
     shelves = Shelf(), Shelf()
@@ -309,7 +309,7 @@ class Reader:
             ),
             explicit=explicit,
         )
-        self.feed = Feed(P0, 1)
+        self.feed = Feed(P0, 1, 1)
         self.subscription.add(self.feed)
         start = {lane: committed.get(lane, 0) for lane in range(shelf.lanes)}
         self.subscription.begin(self.feed, start, committed)

@@ -1,0 +1,147 @@
+"""A topic that is deleted, or deleted and made again, under those who read it: they hear of it, and miss nothing."""
+
+from __future__ import annotations
+
+import time
+from contextlib import suppress
+from typing import Any
+
+import pytest
+
+from rayqueue.client import member
+from rayqueue.client.consumer import Consumer
+from rayqueue.errors import RayQueueError, TopicRecreatedError, UnknownTopicError
+from rayqueue.testing import wait_for
+from tests.unit.consumer_place import P0, Place, Told, place, take
+
+__all__ = ["place"]
+
+
+def error_of(consumer: Consumer) -> RayQueueError | None:
+    """What a poll raises; it returns in its time, whatever it does."""
+    began_s = time.monotonic()
+    try:
+        consumer.poll(timeout_ms=50)
+    except RayQueueError as error:
+        return error
+    finally:
+        assert time.monotonic() - began_s < 5
+    return None
+
+
+def recreate(place: Place, records: int, partitions: int = 2) -> None:
+    place.delete()
+    place.create(partitions)
+    for number in range(partitions):
+        place.append(records, number)
+
+
+def test_a_group_reads_all_of_the_new_topic(place: Place) -> None:
+    place.append(10)
+    told = Told()
+    consumer = place.consumer(listener=told)
+    assert len(take(consumer, 10)) == 10
+    wait_for(lambda: consumer.poll(timeout_ms=20) or len(consumer.assignment()) == 2, "both partitions")
+    consumer.commit()
+    recreate(place, 25)
+    found = take(consumer, 50)
+    assert sorted((each.partition, each.offset) for each in found) == [(n, o) for n in (0, 1) for o in range(25)]
+    kinds = [kind for kind, _ in told.calls]
+    assert "lost" in kinds
+    assert kinds.index("lost") < len(kinds) - 1
+    assert kinds[-1] == "assigned"
+    assert "revoked" not in kinds, "there was nothing left that could be committed"
+    consumer.commit()
+    assert [place.committed(number) for number in (0, 1)] == [{0: 25}, {0: 25}]
+
+
+def test_a_new_topic_with_fewer_partitions_leaves_nothing_behind(place: Place) -> None:
+    consumer = place.consumer()
+    wait_for(lambda: consumer.poll(timeout_ms=20) or len(consumer.assignment()) == 2, "both partitions")
+    recreate(place, 5, partitions=1)
+    assert len(take(consumer, 5)) == 5
+    assert consumer.assignment() == {P0}
+
+
+def test_a_group_is_told_when_its_topic_stays_away(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(member, "_MISSING_S", 0.2)
+    place.append(3)
+    consumer = place.consumer()
+    assert len(take(consumer, 3)) == 3
+    place.delete()
+    error = wait_for(lambda: error_of(consumer), "an error")
+    assert isinstance(error, UnknownTopicError)
+    assert "orders" in str(error)
+    place.create(1)
+    place.append(4)
+    found: list[Any] = []
+
+    def reads_again() -> bool:
+        with suppress(UnknownTopicError):
+            found.extend(consumer.poll(timeout_ms=50))
+        return len(found) == 4
+
+    wait_for(reads_again, "the new topic's records")
+
+
+def test_a_group_of_several_topics_goes_on_with_the_others(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(member, "_MISSING_S", 0.1)
+    place.io.call(place.cluster.create("payments"))
+    told = Told()
+    consumer = place.consumer(topics=("orders", "payments"), listener=told)
+    wait_for(lambda: consumer.poll(timeout_ms=20) or len(consumer.assignment()) == 3, "all partitions")
+    place.delete()
+    wait_for(lambda: consumer.poll(timeout_ms=20) or "lost" in [kind for kind, _ in told.calls], "the loss")
+    time.sleep(0.2)
+    place.append(2, topic="payments")
+    assert [record.topic for record in take(consumer, 2)] == ["payments"] * 2
+
+
+@pytest.mark.parametrize(("group", "chosen"), [(None, None), (None, [P0]), ("billing", [P0])])
+def test_without_a_membership_the_new_topic_is_read_from_its_beginning(
+    place: Place, group: str | None, chosen: Any
+) -> None:
+    place.append(10)
+    options = {} if chosen is None else {"partitions": chosen}
+    consumer = place.consumer(group, settings={"refresh_ms": 60_000, "start": "latest"}, **options)
+    consumer.seek_to_beginning()
+    assert [record.offset for record in take(consumer, 10)] == list(range(10))
+    recreate(place, 12)
+    wanted = 24 if chosen is None else 12
+    found = take(consumer, wanted)
+    assert [record.offset for record in found if record.partition == 0] == list(range(12)), "never at the old offset"
+    assert len(found) == wanted
+
+
+def test_with_start_error_a_lone_consumer_is_told(place: Place) -> None:
+    place.append(10)
+    consumer = place.consumer(None, settings={"start": "error"}, partitions=[P0])
+    consumer.seek(P0, 0)
+    assert len(take(consumer, 10)) == 10
+    recreate(place, 12)
+    error = wait_for(lambda: error_of(consumer), "an error")
+    assert isinstance(error, TopicRecreatedError)
+    consumer.seek(P0, 10)
+    assert isinstance(wait_for(lambda: error_of(consumer), "an error"), TopicRecreatedError)
+
+
+@pytest.mark.parametrize("options", [{}, {"partitions": [P0]}])
+def test_a_lone_consumer_is_told_when_its_topic_is_deleted(place: Place, options: Any) -> None:
+    place.append(3)
+    consumer = place.consumer(None, **options)
+    assert len(take(consumer, 3)) == 3
+    place.delete()
+    assert isinstance(wait_for(lambda: error_of(consumer), "an error"), UnknownTopicError)
+
+
+def test_what_is_bound_to_the_old_topic_does_not_reach_the_new_one(place: Place) -> None:
+    """Commits, seeks and questions of a consumer that has not heard of it yet."""
+    place.append(10)
+    consumer = place.consumer("billing", settings={"refresh_ms": 60_000}, partitions=[P0], auto_commit=False)
+    assert len(take(consumer, 10)) == 10
+    place.delete()
+    place.create(2)
+    place.append(20)
+    with pytest.raises(TopicRecreatedError):
+        consumer.commit({P0: 10})
+    assert place.committed() == {}, "the group has read nothing of this topic"
