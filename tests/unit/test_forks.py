@@ -23,8 +23,8 @@ from rayqueue.client.producer import Producer
 from rayqueue.errors import ForkedError
 from rayqueue.protocol.topics import TopicPartition
 from tests.unit import scripted
+from tests.unit.consumer_place import Place
 from tests.unit.forks import held, in_child
-from tests.unit.test_consumer import Place
 from tests.unit.test_producer import Cluster
 
 
