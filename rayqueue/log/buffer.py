@@ -7,6 +7,8 @@ the replica before anything is written (``InvariantBrokenError``).
 
 A subclass owns the durable side: it reads what was synced and makes a list of
 operations durable, all or nothing. It never sees a call that breaks a rule.
+What ``persist`` writes ahead of it, and when that is outdated or replayed, is
+decided here, for every subclass.
 
 Not thread-safe: one writer. Only ``snapshot()`` of the subclasses is for other
 threads. The single values (``last_index``, ``hard``, ...) stay readable after
@@ -18,8 +20,15 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 
-from rayqueue.errors import InvalidInputError, InvariantBrokenError, ReplicaClosedError
+from rayqueue.errors import (
+    DamagedLogError,
+    DiskFullError,
+    InvalidInputError,
+    InvariantBrokenError,
+    ReplicaClosedError,
+)
 from rayqueue.ids import GroupId, Index, NodeId, Term
 from rayqueue.log.ops import (
     EMPTY_STATE,
@@ -40,6 +49,7 @@ from rayqueue.log.ops import (
     index_key,
 )
 from rayqueue.log.store import Checkpoint, Entry, HardState, Table
+from rayqueue.log.wal import Wal, encode_ops
 
 MAX_ENTRIES_PER_READ = 10_000
 """``entries()`` returns no more than this, however small they are."""
@@ -51,9 +61,14 @@ _MAX_CHUNK_ROWS = 512
 class BufferedStore(ABC):
     """A ``LogStore`` without a disk. ``cache_bytes`` bounds the synced payloads that stay in memory."""
 
-    def __init__(self, group_id: GroupId, node_id: NodeId, *, cache_bytes: int) -> None:
+    def __init__(
+        self, group_id: GroupId, node_id: NodeId, wal: Wal, *, cache_bytes: int, wal_record_bytes: int
+    ) -> None:
+        """``wal`` holds what ``persist`` made durable, in records of ``wal_record_bytes`` at most."""
         self._group_id = group_id
         self._node_id = node_id
+        self._wal = wal
+        self._wal_record_bytes = wal_record_bytes
         self._cache_bytes = cache_bytes
         self._closed = False
         self._damaged: str | None = None
@@ -83,12 +98,9 @@ class BufferedStore(ABC):
     # -- what a subclass provides ------------------------------------------------
 
     @abstractmethod
-    def _commit(self, ops: Sequence[Op], state: LogState) -> None:
-        """Make the operations durable, all or nothing; ``state`` is what they lead to."""
-
-    def _keep(self, ops: Sequence[Op]) -> bool:
-        """Make some operations durable, all or nothing, without committing them. False if that is not possible."""
-        return False
+    def _commit(self, ops: Sequence[Op], state: LogState) -> int:
+        """Make the operations durable, all or nothing; ``state`` is what they lead to. Returns the transaction's id,
+        which is larger than those before it."""
 
     @abstractmethod
     def _disk_term(self, index: Index) -> Term: ...
@@ -433,6 +445,22 @@ class BufferedStore(ABC):
         else:
             self.sync()
 
+    def _keep(self, ops: Sequence[Op]) -> bool:
+        """Make some operations durable, all or nothing, without committing them. False if that is not possible."""
+        data = encode_ops(ops, self._wal_record_bytes)
+        return data is not None and self._wal.write(data)
+
+    def _replay(self, txn_id: int) -> None:
+        """Take what was persisted after the newest transaction into the buffer, and commit it if there is space."""
+        try:
+            for ops in self._wal.replay(txn_id):
+                self._redo(ops)
+        except InvariantBrokenError as error:
+            raise DamagedLogError(f"the write-ahead file does not follow the log: {error}") from error
+        if self._ops:
+            with suppress(DiskFullError):
+                self.sync()
+
     def _redo(self, ops: Sequence[Op]) -> None:
         """Buffer operations that ``_keep`` made durable before a crash."""
         for op in ops:
@@ -457,7 +485,8 @@ class BufferedStore(ABC):
         self._check_open()
         if not self._ops:
             return
-        self._commit(self._ops, self._state())
+        # Only now are the records outdated. Before the commit they are all that a crash would leave.
+        self._wal.restart(self._commit(self._ops, self._state()))
         self._ops = []
         self._kept_ops = 0
         self._must_sync = False

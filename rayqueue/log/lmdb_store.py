@@ -32,7 +32,7 @@ Beside the group's data, ``max_bytes`` allows ``reserve_bytes`` more to a
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -42,7 +42,6 @@ import lmdb
 from rayqueue.errors import (
     DamagedLogError,
     DiskFullError,
-    InvariantBrokenError,
     RayQueueError,
     ReplicaClosedError,
     StorageError,
@@ -78,7 +77,8 @@ from rayqueue.log.lmdb_write import RowMemory, write_ops
 from rayqueue.log.ops import EMPTY_STATE, Append, LogState, Op
 from rayqueue.log.snapshot_gate import SnapshotGate
 from rayqueue.log.store import Checkpoint, Entry, Table
-from rayqueue.log.wal import Wal, encode_ops
+from rayqueue.log.wal import Wal
+from rayqueue.log.wal_file import DiskFile
 
 _LMDB_0_9 = 0
 _PAGE_MULTIPLE_BYTES = 1 << 20
@@ -143,15 +143,20 @@ class LmdbStore(BufferedStore):
     def __init__(
         self, path: Path, group_id: GroupId, node_id: NodeId, lock: DirectoryLock, options: LmdbOptions
     ) -> None:
-        super().__init__(group_id, node_id, cache_bytes=options.cache_bytes)
+        used_bytes = check_data_file(path / DATA_FILE)
+        super().__init__(
+            group_id,
+            node_id,
+            Wal(DiskFile(path)),
+            cache_bytes=options.cache_bytes,
+            wal_record_bytes=options.wal_record_bytes,
+        )
         self._path = path
         self._lock = lock
         self._options = options
         self._failed: str | None = None
         self._gate = SnapshotGate(options.max_snapshots)
-        used_bytes = check_data_file(path / DATA_FILE)
         self._map_bytes = self._map_for(used_bytes)
-        self._wal = Wal(path)
         try:
             self._env = _open_env(path, self._map_bytes, options)
         except lmdb.Error as error:
@@ -222,27 +227,13 @@ class LmdbStore(BufferedStore):
         self._load(stored.state, checkpoints)
         return stored.txn_id
 
-    def _replay(self, txn_id: int) -> None:
-        """Take what was persisted after the newest transaction into the buffer, and into LMDB if there is space."""
-        try:
-            for ops in self._wal.replay(txn_id):
-                self._redo(ops)
-        except InvariantBrokenError as error:
-            raise DamagedLogError(f"the write-ahead file does not follow the log: {error}") from error
-        if self._ops:
-            with suppress(DiskFullError):
-                self.sync()
-
     # -- writing -----------------------------------------------------------------
 
     def _keep(self, ops: Sequence[Op]) -> bool:
         if self._failed is not None:
             raise self._writing_ended()
-        data = encode_ops(ops, self._options.wal_record_bytes)
-        if data is None:
-            return False
         try:
-            return self._wal.write(data)
+            return super()._keep(ops)
         except DiskFullError:
             raise
         except StorageError as error:
@@ -252,14 +243,14 @@ class LmdbStore(BufferedStore):
     def _writing_ended(self) -> StorageError:
         return StorageError(f"writing ended after: {self._failed}", cause=self._failed)
 
-    def _commit(self, ops: Sequence[Op], state: LogState) -> None:
+    def _commit(self, ops: Sequence[Op], state: LogState) -> int:
         if self._failed is not None:
             raise self._writing_ended()
         payload_bytes = sum(len(op.entry.payload) for op in ops if type(op) is Append)
         appends = any(type(op) is Append for op in ops)
         while True:
             try:
-                self._write(ops, state)
+                txn_id = self._write(ops, state)
                 break
             except lmdb.MapFullError:
                 self._grow(appends)
@@ -267,8 +258,9 @@ class LmdbStore(BufferedStore):
                 raise self._write_error(error, payload_bytes) from error
         if self._options.max_bytes is not None and self._map_bytes > self._limit(True):
             self._move_map(self._limit(True), wait_ms=0)  # the reserve is there again for the next time
+        return txn_id
 
-    def _write(self, ops: Sequence[Op], state: LogState) -> None:
+    def _write(self, ops: Sequence[Op], state: LogState) -> int:
         txn = self._env.begin(write=True, buffers=True)
         try:
             written = write_ops(txn, self._spaces, ops, self._rows)
@@ -282,8 +274,8 @@ class LmdbStore(BufferedStore):
                 txn.abort()
             raise
         txn.commit()
-        self._wal.restart(txn_id)
         self._rows.take(written)
+        return txn_id
 
     def _write_error(self, error: lmdb.Error, payload_bytes: int) -> StorageError:
         if is_full(self._path, error.code, payload_bytes):
@@ -421,7 +413,7 @@ def _open_env(path: Path, map_bytes: int, options: LmdbOptions) -> lmdb.Environm
 
 
 def _write_empty(path: Path, group_id: GroupId, node_id: NodeId, options: LmdbOptions) -> None:
-    wal_bytes = Wal.create(path, options.wal_bytes)
+    wal_bytes = DiskFile.create(path, options.wal_bytes)
     env = _open_env(path, _round_up(options.map_bytes), options)
     try:
         with env.begin(write=True) as txn:

@@ -1,17 +1,21 @@
 """The in-memory twin of the LMDB store, for tests and for the simulator.
 
-Owns a ``MemoryDisk``, which holds exactly what was synced and outlives the
-store. A crash is ``store = store.reopen()``: the buffer is lost, the disk
-stays. It keeps the promise of ``rayqueue.log.store``, errors included, except
-that nothing survives the process.
+Owns a ``MemoryDisk``, which holds exactly what is durable and outlives the
+store: the tables as of the last transaction, and the bytes of the write-ahead
+file (``rayqueue.log.wal``, the same code as over LMDB). A crash is
+``store = store.reopen()``: the buffer is lost, the disk stays. It keeps the
+promise of ``rayqueue.log.store``, errors included, except that nothing
+survives the process.
 
-For the simulator:
+For the simulator, on the disk:
 
 - ``before_commit`` runs inside ``sync()`` before anything is durable. What it
   raises leaves the disk and the buffer alone (``DiskFullError``: a full disk;
   an exception of the simulator's own: a crash that lost the transaction).
-- ``after_commit`` runs when everything is durable but ``sync()`` has not
-  returned. What it raises is a crash that nobody was told about.
+- ``after_commit`` runs when the tables are durable but the write-ahead file
+  is not outdated yet. What it raises is a crash that nobody was told about.
+- ``wal.before_write`` is the same for the write-ahead file; to tear a write,
+  it puts some of the sectors into ``content`` and raises.
 - ``MemoryDisk.apply`` applies one operation, ``store.unsynced`` lists those
   that a crash would lose; so a test can model a disk that keeps some of them.
 """
@@ -46,16 +50,51 @@ from rayqueue.log.ops import (
     index_key,
 )
 from rayqueue.log.store import Checkpoint, Entry, HardState, Table
+from rayqueue.log.wal import SECTOR_BYTES, Wal
 from rayqueue.records.checksum import entry_crc
 
 _ROW_OVERHEAD_BYTES = 32
 _CACHE_BYTES = 1 << 20
+_WAL_BYTES = 16 << 10
+_WAL_RECORD_BYTES = 16 << 10
+
+
+class MemoryFile:
+    """A ``WalFile`` in memory. ``before_write`` sees each write first."""
+
+    name = "the write-ahead file"
+
+    def __init__(self, size_bytes: int) -> None:
+        self.content = bytearray(max(1, size_bytes // SECTOR_BYTES) * SECTOR_BYTES)
+        self.writes = 0
+        self.before_write: Callable[[int, bytes], None] | None = None
+
+    @property
+    def size_bytes(self) -> int:
+        return len(self.content)
+
+    def copy(self) -> MemoryFile:
+        twin = MemoryFile(0)
+        twin.content = self.content.copy()
+        return twin
+
+    def read(self) -> bytes:
+        return bytes(self.content)
+
+    def write(self, at: int, sectors: bytes) -> None:
+        if self.before_write is not None:
+            self.before_write(at, sectors)
+        self.content[at : at + len(sectors)] = sectors
+        self.writes += 1
+
+    def close(self) -> None:
+        pass
 
 
 class MemoryDisk:
     """What was synced. Entries are shared with the store, never copied."""
 
-    def __init__(self) -> None:
+    def __init__(self, wal_bytes: int = _WAL_BYTES) -> None:
         self.entries: dict[Index, Entry] = {}
         self.tables: dict[Table, SortedRows[bytes]] = {table: SortedRows() for table in Table}
         self.checkpoints: dict[Index, Checkpoint] = {}
@@ -67,11 +106,23 @@ class MemoryDisk:
         self.freed = Index(0)
         self.damaged: str | None = None
         self.payload_bytes = 0
+        self.txn_id = 0
+        self.wal = MemoryFile(wal_bytes)
+        self.before_commit: Callable[[], None] | None = None
+        self.after_commit: Callable[[], None] | None = None
         self.readers = 0
 
     def copy(self) -> MemoryDisk:
-        """A disk of its own: a copy-on-write step under running snapshots, or an image for a test."""
-        twin = MemoryDisk()
+        """An image of its own, for a test."""
+        twin = self.next_version()
+        twin.wal = self.wal.copy()
+        return twin
+
+    def next_version(self) -> MemoryDisk:
+        """What the next transaction works on while snapshots keep this one. The write-ahead file is the same."""
+        twin = MemoryDisk(0)
+        twin.wal, twin.txn_id = self.wal, self.txn_id
+        twin.before_commit, twin.after_commit = self.before_commit, self.after_commit
         twin.entries = self.entries.copy()
         twin.tables = {table: rows.copy() for table, rows in self.tables.items()}
         twin.checkpoints = self.checkpoints.copy()
@@ -189,31 +240,46 @@ class MemoryStore(BufferedStore):
     """A ``LogStore`` on a ``MemoryDisk``; a new, empty disk unless one is given."""
 
     def __init__(
-        self, group_id: GroupId, node_id: NodeId, *, disk: MemoryDisk | None = None, cache_bytes: int = _CACHE_BYTES
+        self,
+        group_id: GroupId,
+        node_id: NodeId,
+        *,
+        disk: MemoryDisk | None = None,
+        cache_bytes: int = _CACHE_BYTES,
+        wal_record_bytes: int = _WAL_RECORD_BYTES,
     ) -> None:
-        super().__init__(group_id, node_id, cache_bytes=cache_bytes)
         self.disk = MemoryDisk() if disk is None else disk
-        self.before_commit: Callable[[], None] | None = None
-        self.after_commit: Callable[[], None] | None = None
+        super().__init__(
+            group_id, node_id, Wal(self.disk.wal), cache_bytes=cache_bytes, wal_record_bytes=wal_record_bytes
+        )
         self._snapshots = threading.Lock()
         self._damaged = self.disk.damaged
         self._load(self.disk.state(), {index: saved.term for index, saved in self.disk.checkpoints.items()})
+        self._replay(self.disk.txn_id)
 
     def reopen(self: _S) -> _S:
         """What a restart finds: a new store on the same disk. This one is closed, its buffer is lost."""
         self.close()
-        return type(self)(self.group_id, self.node_id, disk=self.disk, cache_bytes=self._cache_bytes)
+        return type(self)(
+            self.group_id,
+            self.node_id,
+            disk=self.disk,
+            cache_bytes=self._cache_bytes,
+            wal_record_bytes=self._wal_record_bytes,
+        )
 
-    def _commit(self, ops: Sequence[Op], state: LogState) -> None:
-        if self.before_commit is not None:
-            self.before_commit()
+    def _commit(self, ops: Sequence[Op], state: LogState) -> int:
+        if self.disk.before_commit is not None:
+            self.disk.before_commit()
         with self._snapshots:
             if self.disk.readers:
-                self.disk = self.disk.copy()
+                self.disk = self.disk.next_version()
             for op in ops:
                 self.disk.apply(op)
-        if self.after_commit is not None:
-            self.after_commit()
+            self.disk.txn_id += 1
+        if self.disk.after_commit is not None:
+            self.disk.after_commit()
+        return self.disk.txn_id
 
     def _disk_term(self, index: Index) -> Term:
         return self.disk.read_entry(index).term

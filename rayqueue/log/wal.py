@@ -25,24 +25,22 @@ sectors, old and new ones. A sector that fails its own checksum was damaged
 later, and so was a record that is missing before another one: both are
 ``DamagedLogError``. Nothing that was promised is taken for torn.
 
-Owns the file and its format. Knows nothing of the log's rules.
+Owns the format, and when a record is valid. Knows nothing of the log's rules,
+and where the bytes are is said by a ``WalFile``.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from struct import Struct, error
+from typing import Protocol
 
-from rayqueue.errors import DamagedLogError, DiskFullError, StorageError
+from rayqueue.errors import DamagedLogError
 from rayqueue.ids import Index, NodeId, Term
-from rayqueue.log.lmdb_file import FULL_ERRNOS
 from rayqueue.log.ops import Append, Delete, Op, Put, SetApplied, SetHard
 from rayqueue.log.store import Entry, HardState, Table
 from rayqueue.records.checksum import crc32c, entry_crc
 
-WAL_FILE = "WAL"
 SECTOR_BYTES = 512
 
 _CRC = Struct("<I")
@@ -63,50 +61,52 @@ _TABLES = (Table.OFFSETS, Table.LANES, Table.PRODUCERS, Table.GROUPS, Table.MEMB
 _TABLE_NUMBERS = {table: number for number, table in enumerate(_TABLES)}
 
 
-class Wal:
-    """The open file. ``restart`` says which LMDB transaction the next records follow."""
+class WalFile(Protocol):
+    """The bytes of a write-ahead file: on a disk (``rayqueue.log.wal_file``), or in the memory of a test."""
 
-    def __init__(self, directory: Path) -> None:
-        self._path = directory / WAL_FILE
-        try:
-            # O_DSYNC: the write returns when the bytes are on the disk.
-            self._fd = os.open(self._path, os.O_RDWR | os.O_DSYNC | os.O_CLOEXEC)
-        except FileNotFoundError:
-            raise DamagedLogError(f"{self._path} is missing", path=str(self._path)) from None
-        self.size_bytes = os.fstat(self._fd).st_size
+    @property
+    def name(self) -> str:
+        """For errors."""
+
+    @property
+    def size_bytes(self) -> int: ...
+
+    def read(self) -> bytes:
+        """All of it."""
+
+    def write(self, at: int, sectors: bytes) -> None:
+        """Durable when it returns. A loss of power inside it leaves any of the sectors, each as it was or as it is now.
+
+        ``DiskFullError`` leaves all of them as they were. ``StorageError``: what is there now is unknown.
+        """
+
+    def close(self) -> None: ...
+
+
+class Wal:
+    """The records of an open file. ``restart`` says which LMDB transaction the next ones follow."""
+
+    def __init__(self, file: WalFile) -> None:
+        self.file = file
+        self.size_bytes = file.size_bytes
         self._base = 0
         self._sequence = 0
         self._at = 0
-
-    @staticmethod
-    def create(directory: Path, size_bytes: int) -> int:
-        """Zeros, really written: a file with holes would need its metadata synced later. Returns its size."""
-        size_bytes = max(1, size_bytes // SECTOR_BYTES) * SECTOR_BYTES
-        try:
-            with (directory / WAL_FILE).open("wb") as file:
-                file.write(bytes(size_bytes))
-                file.flush()
-                os.fsync(file.fileno())
-        except OSError as failure:
-            if failure.errno in FULL_ERRNOS:
-                raise DiskFullError(f"no space for a new store at {directory}", path=str(directory)) from failure
-            raise
-        return size_bytes
 
     def restart(self, base: int) -> None:
         """LMDB has it all, as of transaction ``base``."""
         self._base, self._sequence, self._at = base, 0, 0
 
     def close(self) -> None:
-        os.close(self._fd)
+        self.file.close()
 
     # -- writing ---------------------------------------------------------------------
 
     def write(self, data: bytes) -> bool:
         """Make a record durable. False if there is no room; it is not written then.
 
-        ``DiskFullError``, which a file system that never overwrites in place may give, leaves the file as it was
-        for the reader. Any other failure leaves the end of the file unknown: ``StorageError``, and no more writes.
+        ``DiskFullError`` leaves the file as it was for the reader. Any other failure leaves the end of the file
+        unknown: ``StorageError``, and no more writes.
         """
         content = _CRC.pack(crc32c(data)) + data
         parts = -(-len(content) // _DATA_BYTES)
@@ -118,14 +118,7 @@ class Wal:
             piece = content[part * _DATA_BYTES : (part + 1) * _DATA_BYTES]
             body = _WHOLE.pack(self._base, self._sequence, part, parts, len(piece), piece)
             sectors += (_CRC.pack(crc32c(body)), body)
-        try:
-            written = os.pwrite(self._fd, b"".join(sectors), self._at)
-        except OSError as failure:
-            if failure.errno in FULL_ERRNOS:
-                raise DiskFullError(f"no space to write {self._path}", path=str(self._path)) from failure
-            raise StorageError(f"{self._path} cannot be written: {failure}", cause=str(failure)) from failure
-        if written != end - self._at:
-            raise StorageError(f"{self._path} took {written} bytes of {end - self._at}", cause="short write")
+        self.file.write(self._at, b"".join(sectors))
         self._at = end
         self._sequence += 1
         return True
@@ -135,20 +128,18 @@ class Wal:
     def replay(self, base: int) -> Iterator[list[Op]]:
         """The records that follow LMDB's transaction ``base``, in order. What is written next follows them."""
         self.restart(base)
-        file = os.pread(self._fd, self.size_bytes, 0)
-        if len(file) != self.size_bytes:
-            raise DamagedLogError(f"{self._path} ends after {len(file)} bytes", path=str(self._path))
+        file = self.file.read()
         sectors = [self._read(file, at) for at in range(0, len(file), SECTOR_BYTES)]
         for base_found, sequence, *_ in sectors:
             if base_found > base:
                 raise DamagedLogError(
-                    f"{self._path} follows transaction {base_found}, but the newest is {base}", sequence=sequence
+                    f"{self.file.name} follows transaction {base_found}, but the newest is {base}", sequence=sequence
                 )
         while (data := self._record(sectors)) is not None:
             yield decode_ops(data)
         beyond = [sequence for found, sequence, *_ in sectors if found == base and sequence > self._sequence]
         if beyond:
-            raise DamagedLogError(f"{self._path} has record {min(beyond)}, but not record {self._sequence}")
+            raise DamagedLogError(f"{self.file.name} has record {min(beyond)}, but not record {self._sequence}")
 
     def _read(self, file: bytes, at: int) -> tuple[int, int, int, int, bytes]:
         """Base, sequence, part, parts, data of one sector; all zero for one that was never written."""
@@ -156,7 +147,7 @@ class Wal:
         if sector == _BLANK:
             return 0, 0, 0, 0, b""
         if crc32c(sector[_CRC.size :]) != _CRC.unpack_from(sector)[0]:
-            raise DamagedLogError(f"{self._path} does not match its checksum at byte {at}", path=str(self._path))
+            raise DamagedLogError(f"{self.file.name} does not match its checksum at byte {at}", path=self.file.name)
         base, sequence, part, parts, used = _SECTOR.unpack_from(sector, _CRC.size)
         start = SECTOR_BYTES - _DATA_BYTES
         return base, sequence, part, parts, sector[start : start + used]

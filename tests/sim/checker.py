@@ -17,9 +17,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from rayqueue.ids import GroupId, Index, NodeId
+from rayqueue.errors import DamagedLogError
+from rayqueue.ids import GroupId, Index, NodeId, Term
 from rayqueue.log.memory_store import MemoryStore
+from rayqueue.log.ops import Append
 from rayqueue.log.store import Entry, Table
+from rayqueue.log.wal import Wal
 from rayqueue.partition import Appended, Partition
 from rayqueue.raft.members import Members
 from rayqueue.records import BatchHeader
@@ -36,6 +39,34 @@ class Ack:
     sequence: int
     base_offset: int
     count: int
+
+
+class OnDisk:
+    """What a loss of power at this moment would leave of the logs: the tables, and what the write-ahead file adds."""
+
+    def __init__(self) -> None:
+        self._seen: dict[NodeId, tuple[object, dict[Index, Term]]] = {}
+
+    def has(self, store: MemoryStore, index: Index, term: Term) -> bool:
+        disk = store.disk
+        if index <= disk.base_index:
+            return True
+        stored = disk.entries.get(index)
+        found = stored.term if stored is not None else self._ahead(store).get(index)
+        return found == term
+
+    def _ahead(self, store: MemoryStore) -> dict[Index, Term]:
+        disk = store.disk
+        version = (disk.wal, disk.txn_id, disk.wal.writes)
+        known = self._seen.get(store.node_id)
+        if known is None or known[0] != version:
+            try:
+                records = list(Wal(disk.wal).replay(disk.txn_id))
+            except DamagedLogError as error:
+                raise BrokenError(Invariant.OPENS, f"{store.node_id} could not be opened now: {error}") from error
+            terms = {op.entry.index: op.entry.term for ops in records for op in ops if isinstance(op, Append)}
+            known = self._seen[store.node_id] = version, terms
+        return known[1]
 
 
 class LogChecker:
@@ -97,6 +128,7 @@ class Checker(LogChecker):
         self.world = world
         self.acks: dict[tuple[int, int], Ack] = {}
         self.acked_index = Index(0)
+        self.on_disk = OnDisk()
 
     # -- while it runs -----------------------------------------------------------------
 
@@ -115,10 +147,7 @@ class Checker(LogChecker):
             )
         self.acked_index = max(self.acked_index, row)
         holders = [
-            other.node_id
-            for other in self.world.nodes.values()
-            if other.disk.disk.base_index >= row
-            or ((stored := other.disk.disk.entries.get(row)) is not None and stored.term == entry.term)
+            other.node_id for other in self.world.nodes.values() if self.on_disk.has(other.disk, row, entry.term)
         ]
         # A membership that is in the log but came after the commit does not count against it.
         memberships = [Members.decode(row) for _, row in node.disk.scan(Table.MEMBERS, reverse=True)][:2]

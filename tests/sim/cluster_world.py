@@ -30,7 +30,7 @@ from tests.sim.cluster_members import Admin, Held, SimMember
 from tests.sim.cluster_node import ClusterNode, Connection
 from tests.sim.invariants import BrokenError, Invariant
 from tests.sim.network import Clock, Network, Weather
-from tests.sim.node import peer_back, peer_gone
+from tests.sim.node import new_disk, peer_back, peer_gone
 
 WEATHERS = ("drop", "duplicate", "slow", "reorder", "client_slow")
 NODE_FAULTS = (
@@ -99,6 +99,7 @@ class ClusterWorld:
         self.seed = seed
         self.ending = ending
         self.rng = Random(seed)
+        self.disk_rng = Random(f"disks {seed}")
         self.clock = Clock()
         self.network = Network(self.clock, self.rng)
         timing = self.rng.choice(
@@ -146,7 +147,7 @@ class ClusterWorld:
     # -- for nodes and clients ------------------------------------------------------------------
 
     def new_disk(self, group_id: GroupId, node_id: NodeId) -> MemoryStore:
-        return MemoryStore(group_id, node_id, cache_bytes=self.rng.choice((0, 1_000, 1_000_000)))
+        return new_disk(self, group_id, node_id)
 
     def crash_disk(self, disk: MemoryStore) -> MemoryStore:
         return disk.reopen()
@@ -259,6 +260,7 @@ class ClusterWorld:
                 busy = [node for node in self.nodes.values() if node.alive and node.syncing]
                 for victim in busy[: self.rng.choice((1, 2, 5))]:
                     self._kill(victim, committed=self.rng.random() < 0.5)
+                node.doom = partial(self._kill, node, committed=True)
             case "power_loss":
                 for victim in self.nodes.values():
                     self._kill(victim, committed=self.rng.random() < 0.5)

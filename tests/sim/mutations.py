@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 from unittest.mock import patch
 
@@ -19,12 +20,13 @@ from rayqueue.ids import GroupId, Index, NodeId, Term
 from rayqueue.log.memory_store import MemoryDisk, MemoryStore
 from rayqueue.log.ops import LogState, Op
 from rayqueue.log.store import LogStore
+from rayqueue.log.wal import SECTOR_BYTES, Wal
 from rayqueue.raft import follower
 from rayqueue.raft.engine import RaftEngine
 from rayqueue.raft.messages import AppendEntries, AppendReply, Message, PreVote, RequestVote
 from rayqueue.raft.progress import Pace, Progress
 from tests.sim.invariants import BrokenRule, Invariant
-from tests.sim.node import SimNode
+from tests.sim.node import SimNode, new_disk
 from tests.sim.world import World
 
 
@@ -136,31 +138,75 @@ def _wiped_under_the_old_id(world: World, node: SimNode) -> None:
     world.clock.after(world.rng.uniform(0.01, 1), lambda: world.restart(node))
 
 
+def _nothing_to_replay(wal: Wal, base: int) -> Iterator[list[Op]]:
+    wal.restart(base)
+    return iter(())
+
+
+def _torn_record(wal: Wal, sectors: Sequence[tuple[int, int, int, int, bytes]]) -> bytes | None:
+    """A record whose first sector is there is taken for whole."""
+    first = wal._at // SECTOR_BYTES
+    if first == len(sectors):
+        return None
+    base, sequence, part, parts, _ = sectors[first]
+    if not parts or (base, sequence, part) != (wal._base, wal._sequence, 0):
+        return None
+    wal._at += parts * SECTOR_BYTES
+    wal._sequence += 1
+    return b"".join(sector[4] for sector in sectors[first : first + parts])[4:]
+
+
+def _recycle_when_full(wal: Wal, data: bytes) -> bool:
+    """The file begins again though the tables have nothing of what is in it."""
+    if _wal_write(wal, data):
+        return True
+    wal.restart(wal._base)
+    return _wal_write(wal, data)
+
+
+_wal_write = Wal.write
+
+
+def _write_ahead(
+    name: str, finding: str, rule: BrokenRule, attribute: str, replacement: Callable[..., Any]
+) -> Mutation:
+    faults = frozenset({"kill", "kill_in_sync", "power_loss"})
+    return Mutation(name, finding, rule, Wal, attribute, replacement, faults)
+
+
 class LyingStore(MemoryStore):
-    """A disk behind a write cache that nobody flushes: a crash keeps some of what was "synced", torn anyhow."""
+    """A disk behind a write cache that nobody flushes: a crash keeps some of what was "durable", torn anyhow."""
 
     def __init__(self, *arguments: Any, **keywords: Any) -> None:
+        disk: MemoryDisk = keywords["disk"]
+        self.image = disk.copy()
+        self.cached: list[Callable[[], None]] = []
         super().__init__(*arguments, **keywords)
-        self.image = self.disk.copy()
-        self.cached: list[Op] = []
 
-    def _commit(self, ops: Sequence[Op], state: LogState) -> None:
-        super()._commit(ops, state)
-        self.cached.extend(ops)
+    def _keep(self, ops: Sequence[Op]) -> bool:
+        kept = super()._keep(ops)
+        if kept:
+            content = self.disk.wal.content.copy()
+            self.cached.append(lambda: setattr(self.image.wal, "content", content))
+        return kept
+
+    def _commit(self, ops: Sequence[Op], state: LogState) -> int:
+        txn_id = super()._commit(ops, state)
+        self.cached.extend(partial(self.image.apply, op) for op in ops)
+        self.cached.append(lambda: setattr(self.image, "txn_id", txn_id))
+        return txn_id
 
 
 def _lying_disk(world: World, group_id: GroupId, node_id: NodeId) -> MemoryStore:
-    return LyingStore(group_id, node_id)
+    return new_disk(world, group_id, node_id, LyingStore)
 
 
 def _torn(world: World, disk: MemoryStore) -> MemoryStore:
     assert isinstance(disk, LyingStore)
-    image = disk.image
-    kept = world.rng.randint(0, len(disk.cached))
-    for op in disk.cached[:kept]:
-        image.apply(op)
-    disk.close()
-    return LyingStore(disk.group_id, disk.node_id, disk=_readable(image))
+    for write in disk.cached[: world.rng.randint(0, len(disk.cached))]:
+        write()
+    disk.disk = _readable(disk.image)
+    return disk.reopen()
 
 
 def _readable(disk: MemoryDisk) -> MemoryDisk:
@@ -345,13 +391,34 @@ MUTATIONS = (
         "confirm",
         ending="echo",
     ),
+    _write_ahead(
+        "replay_skipped",
+        "what was only written ahead is forgotten",
+        _breaks(Invariant.ON_A_MAJORITY),
+        "replay",
+        _nothing_to_replay,
+    ),
+    _write_ahead(
+        "torn_record",
+        "a record that power was lost in is taken for whole",
+        _breaks(Invariant.OPENS),
+        "_record",
+        _torn_record,
+    ),
+    _write_ahead(
+        "recycled_early",
+        "the write-ahead file begins again before the tables are synced",
+        _breaks(Invariant.ON_A_MAJORITY, Invariant.OPENS),
+        "write",
+        _recycle_when_full,
+    ),
 )
 
 
 LYING_DISK = _breaks(
     Invariant.LEADER_COMPLETENESS,
     Invariant.ON_A_MAJORITY,
-    also=(Invariant.ONE_LOG, Invariant.SAME_STATE, Invariant.PROGRESS),
+    also=(Invariant.OPENS, Invariant.ONE_LOG, Invariant.SAME_STATE, Invariant.PROGRESS),
 )
 
 

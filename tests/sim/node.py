@@ -8,13 +8,15 @@ inside or after it.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from random import Random
 from typing import TYPE_CHECKING, Any, Protocol
 
 from rayqueue.config import RaftSettings
-from rayqueue.errors import DiskFullError, InvariantBrokenError, RayQueueError
+from rayqueue.errors import DamagedLogError, DiskFullError, InvariantBrokenError, RayQueueError
 from rayqueue.ids import GroupId, NodeId
-from rayqueue.log.memory_store import MemoryStore
+from rayqueue.log.memory_store import MemoryDisk, MemoryStore
+from rayqueue.log.wal import SECTOR_BYTES
 from rayqueue.partition import Admission, Partition
 from rayqueue.raft.engine import RaftEngine
 from rayqueue.raft.machine import StateMachine
@@ -27,6 +29,11 @@ from tests.sim.network import Clock
 if TYPE_CHECKING:
     from tests.sim.world import World
 
+
+class PowerLossError(Exception):
+    """Raised inside a write: what it had not finished is lost, and nobody is told."""
+
+
 SEGMENT_BYTES = 2_000
 TRIM_ENTRIES = 8
 
@@ -38,6 +45,8 @@ class NodeWorld(Protocol):
 
     clock: Clock
     rng: Random
+    disk_rng: Random
+    """Dice of the disks' own: what a write leaves behind changes nothing else in a schedule."""
     raft_settings: RaftSettings
 
     def new_disk(self, group_id: GroupId, node_id: NodeId) -> MemoryStore: ...
@@ -46,19 +55,35 @@ class NodeWorld(Protocol):
     def send(self, sender: NodeId, peer: NodeId, event: Event) -> None: ...
 
 
+def new_disk(
+    world: NodeWorld, group_id: GroupId, node_id: NodeId, kind: type[MemoryStore] = MemoryStore
+) -> MemoryStore:
+    """Small enough that caches miss, and that the write-ahead file is full after a few records."""
+    rng = world.disk_rng
+    return kind(
+        group_id,
+        node_id,
+        disk=MemoryDisk(rng.choice((2, 6, 24)) * SECTOR_BYTES),
+        cache_bytes=world.rng.choice((0, 1_000, 1_000_000)),
+        wal_record_bytes=rng.choice((100, 1_000, 16_000)),
+    )
+
+
 class EngineNode:
     """The loop around an engine. What the log means, and who watches, is a subclass's."""
 
     def __init__(self, world: NodeWorld, group_id: GroupId, node_id: NodeId, members: Members | None) -> None:
         self._world = world
         self.node_id = node_id
+        self.disk_is_full = False
         self.disk = world.new_disk(group_id, node_id)
+        self.disk.disk.wal.before_write, self.disk.disk.before_commit = self._check_space_ahead, self._check_space
         if members is not None:
             RaftEngine.bootstrap(self.disk, members)
         self.alive = False
         self.paused = False
         self.removed = False
-        self.disk_is_full = False
+        self.read_only = False
         self.life = 0
         self.checked_commit = 0
         self.start()
@@ -93,11 +118,16 @@ class EngineNode:
 
     def start(self) -> None:
         world = self._world
+        self.read_only = False
         self.life += 1
         self.alive = True
         self.inbox: list[Event] = []
         self.calls: list[Callable[[], None]] = []
         self.syncing = False
+        self.doom: Callable[[], None] | None = None
+        """What happens in the middle of the next write."""
+        self.settle = False
+        """Somebody waits to see the tables, not only for what is durable."""
         self.wake_at = float("inf")
         machine = self.open_machine()
         self.engine = RaftEngine(self.disk, machine, world.raft_settings, Random(world.rng.random()), world.clock.now)
@@ -106,14 +136,65 @@ class EngineNode:
         self._run()
 
     def kill(self, *, committed: bool | None = None) -> None:
-        """Kill -9 or power loss. ``committed``: whether a sync that is under way still reached the disk."""
+        """Kill -9 or power loss. ``committed``: whether a write that is under way still reached the disk, or a part."""
         if not self.alive:
             return
         self.alive = False
         if committed and self.syncing and not self.disk_is_full:
-            self.disk.sync()
-        self.disk = self._world.crash_disk(self.disk)
+            with suppress(PowerLossError):
+                self._write_until_power_is_lost()
+        self.disk = self._open_again()
         self.killed()
+
+    # -- the disk ------------------------------------------------------------------------
+
+    def _check_space(self) -> None:
+        if self.disk_is_full:
+            raise DiskFullError("simulated")
+
+    def _check_space_ahead(self, at: int, sectors: bytes) -> None:
+        """Some file systems need space to write in place, the others do not."""
+        if self.disk_is_full and self._world.disk_rng.random() < 0.5:
+            raise DiskFullError("simulated")
+
+    def _write(self) -> None:
+        """As ``Replica._sync``: a small write goes into the write-ahead file, unless the tables are wanted."""
+        if self.disk.must_sync and not self.read_only and not self.settle:
+            self.disk.persist()
+        else:
+            self.disk.sync()
+
+    def _write_until_power_is_lost(self) -> None:
+        """Somewhere inside the write. Of the write-ahead file's sectors any may have reached the disk; the tables'
+        transaction all or nothing, and before the write-ahead file is outdated."""
+        rng, disk = self._world.disk_rng, self.disk.disk
+
+        def tear(at: int, sectors: bytes) -> None:
+            for offset in range(0, len(sectors), SECTOR_BYTES):
+                if rng.random() < 0.5:
+                    disk.wal.content[at + offset : at + offset + SECTOR_BYTES] = sectors[offset : offset + SECTOR_BYTES]
+            raise PowerLossError
+
+        match rng.choice(("torn", "torn", "committed", "done")):
+            case "torn":
+                disk.wal.before_write, disk.before_commit = tear, _lose_power
+            case "committed":
+                disk.wal.before_write, disk.after_commit = None, _lose_power
+        self._write()
+
+    def _open_again(self) -> MemoryStore:
+        """What a restart finds. Now and then power is lost once more, while it takes over what was written ahead."""
+        disk = self.disk.disk
+        disk.wal.before_write, disk.before_commit, disk.after_commit = self._check_space_ahead, self._check_space, None
+        try:
+            if self._world.disk_rng.random() < 0.1:
+                disk.after_commit = _lose_power
+                with suppress(PowerLossError):
+                    self._world.crash_disk(self.disk)
+                disk.after_commit = None
+            return self._world.crash_disk(self.disk)
+        except DamagedLogError as error:
+            raise BrokenError(Invariant.OPENS, f"{self.node_id} cannot be opened: {error}") from error
 
     # -- the loop -----------------------------------------------------------------------
 
@@ -161,10 +242,14 @@ class EngineNode:
         self.before_sync()
         if not engine.is_leader or world.rng.random() < 0.3:
             engine.maintain(SEGMENT_BYTES, TRIM_ENTRIES)
-        if self.disk.must_sync or (self.disk.dirty and world.rng.random() < 0.2):
+        self.settle = world.disk_rng.random() < 0.1
+        if self.disk.must_sync or self.read_only or (self.disk.dirty and world.rng.random() < 0.2):
             self.syncing = True
-            life = self.life
-            world.clock.after(world.sync_time(), lambda: self._synced(life, ready.late))
+            life, took_s = self.life, world.sync_time()
+            world.clock.after(took_s, lambda: self._synced(life, ready.late))
+            if self.doom is not None:
+                world.clock.after(world.disk_rng.random() * took_s, self.doom)
+                self.doom = None
         else:
             self._finish(ready.late)
 
@@ -176,13 +261,13 @@ class EngineNode:
             return
         self.syncing = False
         try:
-            if self.disk_is_full:
-                raise DiskFullError("simulated")
-            self.disk.sync()
+            self._write()
         except DiskFullError:
+            self.read_only = True
             self.engine.disk_full()
             self._wake(self._world.clock.now + 0.05)
             return
+        self.read_only = False
         self.engine.synced()
         self._finish(late)
 
@@ -266,6 +351,10 @@ class SimNode(EngineNode):
                 answer(known)
 
         self._ask(admit, answer)
+
+
+def _lose_power() -> None:
+    raise PowerLossError
 
 
 def peer_gone(node: EngineNode, dead: bool) -> PeerDown:

@@ -29,7 +29,7 @@ from tests.sim.clients import Operator, SimProducer
 from tests.sim.groups import ACTIONS, SETTINGS, SimGroup, check_groups, retain
 from tests.sim.invariants import BrokenError, Invariant
 from tests.sim.network import Clock, Network, Weather
-from tests.sim.node import SimNode, peer_back, peer_gone
+from tests.sim.node import SimNode, new_disk, peer_back, peer_gone
 
 FAULTS = (
     "drop",
@@ -71,6 +71,7 @@ class World:
         self.seed = seed
         self.ending = ending
         self.rng = Random(seed)
+        self.disk_rng = Random(f"disks {seed}")
         self.clock = Clock()
         self.network = Network(self.clock, self.rng)
         # Some groups time out almost together, which makes candidates collide.
@@ -111,7 +112,7 @@ class World:
     # -- for the nodes --------------------------------------------------------------------
 
     def new_disk(self, group_id: GroupId, node_id: NodeId) -> MemoryStore:
-        return MemoryStore(group_id, node_id, cache_bytes=self.rng.choice((0, 1_000, 1_000_000)))
+        return new_disk(self, group_id, node_id)
 
     def crash_disk(self, disk: MemoryStore) -> MemoryStore:
         return disk.reopen()
@@ -197,6 +198,7 @@ class World:
                 busy = [node for node in self._voters() if node.alive and node.syncing]
                 for victim in busy[: self.rng.choice((1, 2, 5))]:
                     self._kill(victim, committed=self.rng.random() < 0.5)
+                node.doom = partial(self._kill, node, committed=True)
             case "power_loss":
                 for victim in self._voters():
                     self._kill(victim, committed=self.rng.random() < 0.5)

@@ -29,7 +29,7 @@ from rayqueue.ids import Index, Term
 from rayqueue.log.lmdb_file import DATA_FILE
 from rayqueue.log.lmdb_store import LmdbStore
 from rayqueue.log.store import Checkpoint, Entry, HardState, LogStore, Snapshot, Table
-from rayqueue.log.wal import WAL_FILE
+from rayqueue.log.wal_file import WAL_FILE
 from tests.unit.store_disks import GROUP, NODE, SMALL, entry
 
 RIGHT, REFUSED, WRONG = 0, 10, 20

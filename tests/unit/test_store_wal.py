@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
+from typing import cast
 
 import pytest
 
@@ -16,7 +17,8 @@ from rayqueue.log.lmdb_file import DATA_FILE
 from rayqueue.log.lmdb_store import LmdbOptions, LmdbStore
 from rayqueue.log.ops import Append, Delete, Op, Put, SetApplied, SetHard, Truncate
 from rayqueue.log.store import Checkpoint, HardState, Table
-from rayqueue.log.wal import SECTOR_BYTES, WAL_FILE, Wal, decode_ops, encode_ops
+from rayqueue.log.wal import SECTOR_BYTES, Wal, decode_ops, encode_ops
+from rayqueue.log.wal_file import WAL_FILE, DiskFile
 from tests.unit.store_disks import GROUP, NODE, SMALL, entry, fill
 
 META_BYTES = 2 * 4096
@@ -260,12 +262,13 @@ def test_data_older_than_the_write_ahead_file_is_damage(tmp_path: Path) -> None:
 def test_a_write_that_failed_ends_writing(tmp_path: Path) -> None:
     store = create(tmp_path / "r")
     fill(store, 1)
-    os.close(store._wal._fd)
+    file = cast("DiskFile", store._wal.file)
+    os.close(file._fd)
     with pytest.raises(StorageError):
         store.persist()
     with pytest.raises(StorageError, match="writing ended"):
         store.sync()
-    store._wal._fd = os.open(tmp_path / "r" / WAL_FILE, os.O_RDONLY)
+    file._fd = os.open(tmp_path / "r" / WAL_FILE, os.O_RDONLY)
     store.close()
 
 
@@ -303,8 +306,8 @@ GOLDEN_SECTORS = [
 
 
 def test_the_format_of_sectors_does_not_change_by_accident(tmp_path: Path) -> None:
-    assert Wal.create(tmp_path, 4096) == 4096
-    wal = Wal(tmp_path)
+    assert DiskFile.create(tmp_path, 4096) == 4096
+    wal = Wal(DiskFile(tmp_path))
     wal.restart(9)
     assert wal.write(b"one")
     assert wal.write(b"x" * 600)
