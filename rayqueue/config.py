@@ -140,6 +140,10 @@ class LogSettings(Section):
     """One replica's log on disk."""
 
     max_batch_bytes: Positive = Field(default=1 * MIB, description="the largest batch a partition takes")
+    max_message_bytes: Annotated[Positive, Field(le=64 * MIB)] = Field(
+        default=16 * MIB, description="what a compressed batch may unpack to"
+    )
+    max_batch_records: Positive = Field(default=250_000, description="records of one batch")
     cache_bytes: NotNegative = Field(
         default=32 * MIB, description="the newest entries, kept in memory for followers and readers"
     )
@@ -228,6 +232,10 @@ class CallSettings(Section):
     max_clients: Positive = Field(default=1024, description="clients that are connected with one replica at a time")
     max_unanswered: Positive = Field(
         default=4096, description="requests of one client under way at a time; one more is refused"
+    )
+    check_queue_bytes: Positive = Field(
+        default=64 * MIB,
+        description="compressed and large batches that wait to be checked; one client may have a quarter of it",
     )
     client_queue_bytes: Positive = Field(
         default=16 * MIB, description="answers that one client has not taken; with more it is not heard until it does"

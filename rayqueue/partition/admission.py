@@ -20,12 +20,11 @@ from collections import OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from rayqueue.errors import InvalidInputError, OversizedRecordError, QueueFullError, SequenceGapError
+from rayqueue.errors import InvalidInputError, QueueFullError, SequenceGapError
 from rayqueue.partition.answers import Appended
 from rayqueue.partition.machine import Partition
 from rayqueue.partition.producers import fenced
 from rayqueue.records import BatchHeader, validate
-from rayqueue.records.batch import largest_record_bytes
 from rayqueue.records.header import MAX_MESSAGE_BYTES
 
 
@@ -36,6 +35,7 @@ class AdmissionLimits:
     max_batch_bytes: int = 1 << 20
     max_message_bytes: int = MAX_MESSAGE_BYTES
     """What a compressed batch may unpack to."""
+    max_batch_records: int = 250_000
     max_ahead_ms: int = 3_600_000
     """How far in the future a timestamp may be. One record from the year 3000 would end retention by time."""
 
@@ -74,10 +74,19 @@ class Admission:
         return self.admit_checked(self.check(payload, now_ms=now_ms))
 
     def check(self, payload: bytes, *, now_ms: int | None = None) -> BatchHeader:
-        """The part of ``admit`` that depends on the batch alone, and may run in any thread."""
+        """The part of ``admit`` that depends on the batch alone, and may run in any thread.
+
+        What it lets through can be read by every consumer. It decompresses: see ``records.batch.is_costly``.
+        """
         limits = self._limits
-        header = validate(payload, limits.max_batch_bytes, max_message_bytes=limits.max_message_bytes)
         settings = self._partition.settings
+        header = validate(
+            payload,
+            limits.max_batch_bytes,
+            max_message_bytes=limits.max_message_bytes,
+            max_records=limits.max_batch_records,
+            max_record_bytes=settings.max_record_bytes,
+        )
         lanes = settings.lanes
         if header.lane >= lanes:
             raise InvalidInputError(f"there is no lane {header.lane}; the partition has {lanes}", lane=header.lane)
@@ -89,15 +98,6 @@ class Admission:
                 f"the limit is {limits.max_ahead_ms} ms",
                 timestamp=header.max_timestamp,
             )
-        most = settings.max_record_bytes
-        if most is not None and header.message_bytes > most:
-            largest = largest_record_bytes(payload, header)
-            if largest > most:
-                raise OversizedRecordError(
-                    f"a record of {largest} bytes is larger than the topic's max_record_bytes, {most}",
-                    length=largest,
-                    limit=most,
-                )
         return header
 
     def admit_checked(self, header: BatchHeader) -> Appended | None:

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from itertools import repeat
 from typing import Any
 
-from rayqueue.errors import InvalidInputError, OversizedBatchError
+from rayqueue.errors import InvalidInputError, OversizedBatchError, OversizedRecordError
 from rayqueue.records import columns, compression
 from rayqueue.records.columns import HeadersIn
 from rayqueue.records.header import (
@@ -38,6 +38,8 @@ from rayqueue.records.header import (
 )
 from rayqueue.records.message import Layout, shape_of
 from rayqueue.records.record import Headers, Record
+
+_COSTLY_BYTES = 256 * 1024
 
 
 class RecordBatch:
@@ -203,14 +205,19 @@ class RecordBatch:
 
 
 def validate(
-    buffer: Bytes, max_bytes: int, *, max_message_bytes: int = MAX_MESSAGE_BYTES, deep: bool = False
+    buffer: Bytes,
+    max_bytes: int,
+    *,
+    max_message_bytes: int = MAX_MESSAGE_BYTES,
+    max_records: int | None = None,
+    max_record_bytes: int | None = None,
 ) -> BatchHeader:
     """Check bytes that claim to be a batch before they are appended. Loads no Arrow.
 
-    Finds everything that damage, truncation or another format can do, and
-    checks that an uncompressed batch's columns lie within it. It takes the
-    records themselves as they are, for whoever reads them checks them again;
-    ``deep`` checks them here too, decompressing for it.
+    What passes can be read by every consumer, in every form. What the header
+    claims is bounded before anything is decompressed, and a compressed batch is
+    decompressed: ``is_costly`` says when this is not for a thread that others
+    wait for. Bytes and times of the records are taken as they are.
     """
     if len(buffer) > max_bytes:
         raise OversizedBatchError(
@@ -218,29 +225,28 @@ def validate(
         )
     header = BatchHeader.parse(buffer)
     check_header(header, buffer, max_message_bytes=max_message_bytes)
-    if header.compression == Compression.NONE or deep:
-        message = _unpack(header, buffer)
-        layout = shape_of(header.flags).read(message, header.count)
-        if deep:
-            _check_records(RecordBatch(header, 0, message, layout))
+    if max_records is not None and header.count > max_records:
+        raise OversizedBatchError(
+            f"a batch of {header.count} records; the limit is {max_records}", length=header.count, limit=max_records
+        )
+    message = _unpack(header, buffer)
+    layout = shape_of(header.flags).read(message, header.count)
+    columns.check(message, layout)
+    columns.check_timestamps(message, layout.timestamps, header.min_timestamp, header.max_timestamp)
+    if max_record_bytes is not None and header.message_bytes > max_record_bytes:
+        largest = columns.largest_row(message, layout)
+        if largest > max_record_bytes:
+            raise OversizedRecordError(
+                f"a record of {largest} bytes is larger than the topic's max_record_bytes, {max_record_bytes}",
+                length=largest,
+                limit=max_record_bytes,
+            )
     return header
 
 
-def largest_record_bytes(buffer: Bytes, header: BatchHeader) -> int:
-    """Key, value and headers of the largest record of a batch that was validated. Decompresses, makes no records."""
-    message = _unpack(header, buffer)
-    return columns.largest_row(message, shape_of(header.flags).read(message, header.count))
-
-
-def _check_records(batch: RecordBatch) -> None:
-    batch.keys()
-    batch.values()
-    batch.headers()
-    timestamps = batch.timestamps()
-    found = min(timestamps), max(timestamps)
-    said = batch.header.min_timestamp, batch.header.max_timestamp
-    if found != said:
-        raise InvalidInputError(f"timestamps range over {found}, the batch header says {said}")
+def is_costly(buffer: Bytes) -> bool:
+    """Whether ``validate`` of bytes that claim to be a batch may take more than a fraction of a millisecond."""
+    return len(buffer) > _COSTLY_BYTES or BatchHeader.parse(buffer).compression != Compression.NONE
 
 
 def _same_length(name: str, column: Sequence[Any], count: int) -> None:

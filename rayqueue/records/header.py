@@ -53,6 +53,9 @@ MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 """Default limit for what a batch may decompress to. Producers, brokers and consumers share it,
 so that no batch is accepted by one and refused by the next."""
 
+MIN_RECORD_BYTES = 12
+"""What a record without key, value and headers takes in a message: its timestamp, and where its value ends."""
+
 MAX_SEQUENCE = 2**63
 """Sequences stay below this, so that the next one always fits."""
 
@@ -203,6 +206,10 @@ def check_header(header: BatchHeader, buffer: Bytes, *, max_message_bytes: int =
         raise CorruptBatchError(
             f"uncompressed batch says its message has {header.message_bytes} bytes, "
             f"but there are {length - HEADER_BYTES}"
+        )
+    if header.count * MIN_RECORD_BYTES > header.message_bytes:
+        raise CorruptBatchError(
+            f"a message of {header.message_bytes} bytes cannot hold {header.count} records", count=header.count
         )
 
 

@@ -66,7 +66,11 @@ class PartitionReplica(Replica):
         self._partition.tail = self._tail
         self._partition.grown = set()
         self._began = self._partition.next_offset, self._partition.total_bytes
-        limits = AdmissionLimits(max_batch_bytes=log.max_batch_bytes)
+        limits = AdmissionLimits(
+            max_batch_bytes=log.max_batch_bytes,
+            max_message_bytes=log.max_message_bytes,
+            max_batch_records=log.max_batch_records,
+        )
         self._admission = Admission(self._partition, limits, next_index=lambda: self._engine.next_index)
         self._appends: deque[tuple[bytes, BatchHeader, Pending]] = deque()
         self._readers: list[Answer] = []

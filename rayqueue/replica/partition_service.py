@@ -1,7 +1,8 @@
 """What the clients of a partition's replica may ask, and how each of it is answered.
 
 Lives on the engine's thread. Appends are admitted and proposed as they are
-read. Fetches at the end of the log are answered from memory; what is older is
+read; batches whose check takes long, in the order they came, once another
+thread has checked them. Fetches at the end of the log are answered from memory; what is older is
 read by a few threads beside; what is not there yet is waited for, and waiting
 costs nothing until it comes. Questions about the present state are answered
 once a majority has confirmed the leader, all those of one turn by one round.
@@ -51,6 +52,9 @@ from rayqueue.protocol.data import (
 )
 from rayqueue.protocol.frames import Frame, Kind
 from rayqueue.protocol.topics import check_name
+from rayqueue.records import BatchHeader
+from rayqueue.records.batch import is_costly
+from rayqueue.replica.checks import Checks, Result
 from rayqueue.replica.parking import Parking
 from rayqueue.replica.tail import Tail
 from rayqueue.replica.watched import WatchedPartition
@@ -109,6 +113,7 @@ class PartitionService:
         self._grown = partition.grown
         self._disk = ThreadPoolExecutor(settings.disk_readers, thread_name_prefix="client disk")
         self._on_disk = 0
+        self._checks = Checks(self._check, replica.run, settings.check_queue_bytes)
 
     # -- Service ----------------------------------------------------------------------
 
@@ -157,14 +162,31 @@ class PartitionService:
         for fetch in [*self._parked.take_all(), *self._woken]:
             self._fail(fetch, closed)
         self._disk.shutdown(wait=False, cancel_futures=True)
+        self._checks.close()
 
     # -- appending ----------------------------------------------------------------------
 
     def _append(self, client: int, frame: Frame) -> None:
-        replica, kind, request = self._replica, frame.kind, frame.request
+        self._replica.check_leads()
+        kind, request, batch = frame.kind, frame.request, bytes(frame.body)
+        if client not in self._checks and not is_costly(batch):
+            self._propose(client, kind, request, batch, self._check(batch))
+            return
+
+        def propose(result: Result) -> None:
+            if isinstance(result, Exception):
+                raise result
+            self._propose(client, kind, request, batch, result)
+
+        waits = None if kind == Kind.APPEND_UNACKED else request
+        self._checks.add(client, batch, lambda result: self._replica.serving(client, waits, partial(propose, result)))
+
+    def _check(self, batch: bytes) -> BatchHeader:
+        return self._admission.check(batch, now_ms=time.time_ns() // 1_000_000)
+
+    def _propose(self, client: int, kind: int, request: int, batch: bytes, header: BatchHeader) -> None:
+        replica = self._replica
         replica.check_leads()
-        batch = bytes(frame.body)
-        header = self._admission.check(batch, now_ms=time.time_ns() // 1_000_000)
         known = self._admission.admit_checked(header)
         if kind == Kind.APPEND_UNACKED:
             if known is None:

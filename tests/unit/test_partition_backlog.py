@@ -20,8 +20,7 @@ from rayqueue.partition import (
     delete_group_command,
     trim_command,
 )
-from rayqueue.records import BatchHeader, Compression, RecordBatch
-from rayqueue.records.batch import largest_record_bytes
+from rayqueue.records import BatchHeader, Compression, RecordBatch, validate
 from tests.unit.partition_log import Log, appended, batch
 
 
@@ -255,7 +254,11 @@ def test_the_largest_record_of_a_batch(rows: list[tuple[Any, Any, Any]], compres
         + sum(len(name.encode()) + len(text) for name, text in (extra or {}).items())
         for key, value, extra in rows
     )
-    assert largest_record_bytes(payload, BatchHeader.parse(payload)) == expected
+    validate(payload, 1 << 20, max_record_bytes=expected)
+    if expected:
+        with pytest.raises(OversizedRecordError) as caught:
+            validate(payload, 1 << 20, max_record_bytes=expected - 1)
+        assert caught.value.details["length"] == expected
 
 
 @pytest.mark.parametrize("compression", Compression)
@@ -277,6 +280,6 @@ def test_a_record_may_be_too_large(compression: Compression) -> None:
 
 
 def test_small_batches_are_not_looked_into(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rayqueue.partition.admission.largest_record_bytes", None)
+    monkeypatch.setattr("rayqueue.records.columns.largest_row", None)
     admission = Admission(Log(PartitionSettings(max_record_bytes=1_000_000)).partition)
     admission.admit(batch(1000))
