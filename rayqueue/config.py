@@ -306,7 +306,9 @@ class ConsumerSettings(Section):
     max_poll_interval_ms: Positive = Field(
         default=300_000, description="a member whose program does not poll for this long gives its partitions up"
     )
-    assignor: Literal["sticky", "range", "roundrobin"] = Field(default="sticky", description="who reads what")
+    assignor: Literal["balanced", "sticky", "range", "roundrobin"] = Field(
+        default="balanced", description="who reads what"
+    )
     start: Literal["earliest", "latest", "error"] = Field(
         default="earliest", description="where to begin without a position, or with one that retention has deleted"
     )

@@ -1,6 +1,11 @@
-"""Who reads what: one pure function behind three strategies.
+"""Assignors: who reads what, as one pure function behind four strategies.
 
-``sticky`` promises two things, in this order:
+``balanced`` is the one to use: even loads, few moves and an even share of each
+topic, in bounded work (``rayqueue.cluster.shares``).
+
+``sticky`` came before it. It knows nothing of shares and has no bound on its
+work, so the coordinator takes it only for small groups
+(``memberships.MAX_STICKY_MEMBERS``). It promises two things, in this order:
 
 1. Balance. If all members want the same topics, none has more than one
    partition more than another. If they do not, the assignment is as even as it
@@ -20,9 +25,11 @@ would compute others needs a new strategy's name for them.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Mapping
 
-from rayqueue.cluster.balance import Balance
+from rayqueue.cluster.balance import Balance, even_quotas
+from rayqueue.cluster.shares import balanced, readers_of
 from rayqueue.protocol.topics import TopicPartition
 
 Wishes = Mapping[str, Collection[str]]
@@ -37,7 +44,13 @@ def assign(
 
     ``partitions`` says how many each topic has; ``previous`` what each member had, as far as that still exists.
     """
-    wanted = {name: sorted(set(topics)) for name, topics in sorted(members.items())}
+    wishes: dict[tuple[str, ...], list[str]] = {}  # many have the same
+    wanted: dict[str, list[str]] = {}
+    for name, topics in sorted(members.items()):
+        key = tuple(topics)
+        if key not in wishes:
+            wishes[key] = sorted(set(key))
+        wanted[name] = wishes[key]
     return _STRATEGIES[strategy](wanted, partitions, previous)
 
 
@@ -100,15 +113,8 @@ def _quotas(
         return []
     had = [{name: len(each) for name, each in per_class.items()} for per_class in held]
     if len(classes) == 1:
-        return [_even_quotas(classes[0], sizes[0], had[0])]
+        return [even_quotas(classes[0], sizes[0], had[0])]
     return Balance(names, classes, sizes, had).solve()
-
-
-def _even_quotas(names: tuple[str, ...], size: int, had: Mapping[str, int]) -> dict[str, int]:
-    """All want the same. Those who have more than the others will must lose something; the others need not."""
-    least, over = divmod(size, len(names))
-    by_most = sorted(names, key=lambda name: (-had.get(name, 0), name))
-    return {name: least + (at < over) for at, name in enumerate(by_most)}
 
 
 def _hand_out(
@@ -151,13 +157,10 @@ def _range(
     wanted: Mapping[str, list[str]], partitions: Mapping[str, int], previous: Mapping[str, Iterable[TopicPartition]]
 ) -> Assigned:
     result: dict[str, list[TopicPartition]] = {name: [] for name in wanted}
-    for topic in sorted(partitions):
-        readers = [name for name, topics in wanted.items() if topic in topics]
-        if not readers:
-            continue
-        least, over = divmod(partitions[topic], len(readers))
+    for topic, names in sorted(readers_of(wanted, partitions).items()):
+        least, over = divmod(partitions[topic], len(names))
         first = 0
-        for at, name in enumerate(readers):
+        for at, name in enumerate(names[: partitions[topic]]):
             end = first + least + (at < over)
             result[name].extend(TopicPartition(topic, number) for number in range(first, end))
             first = end
@@ -169,19 +172,18 @@ def _roundrobin(
 ) -> Assigned:
     result: dict[str, list[TopicPartition]] = {name: [] for name in wanted}
     names = list(wanted)
-    topics_of = {name: set(topics) for name, topics in wanted.items()}
-    anybody = {topic for topics in wanted.values() for topic in topics}
-    turn = 0
-    for topic in sorted(anybody):
-        for number in range(partitions.get(topic, 0)):
-            while topic not in topics_of[names[turn % len(names)]]:
-                turn += 1
-            result[names[turn % len(names)]].append(TopicPartition(topic, number))
-            turn += 1
+    turn = ""  # whose turn it is: the first reader that is not before it, or the first of all
+    after = dict(zip(names, names[1:] + names[:1], strict=True))
+    for topic, readers in sorted(readers_of(wanted, partitions).items()):
+        at = bisect_left(readers, turn)
+        for number in range(partitions[topic]):
+            name = readers[(at + number) % len(readers)]
+            result[name].append(TopicPartition(topic, number))
+        turn = after[name]
     return {name: tuple(each) for name, each in result.items()}
 
 
 _STRATEGIES: dict[
     str, Callable[[Mapping[str, list[str]], Mapping[str, int], Mapping[str, Iterable[TopicPartition]]], Assigned]
-] = {"sticky": _sticky, "range": _range, "roundrobin": _roundrobin}
+] = {"balanced": balanced, "sticky": _sticky, "range": _range, "roundrobin": _roundrobin}
 STRATEGIES = tuple(_STRATEGIES)

@@ -8,12 +8,37 @@ is one, partitions are shifted along it.
 
 Almost all of the work is done before that, by moves from one member straight
 to another, with a heap per class; the cycles are for what is left.
+
+``Budget`` counts work, never time: whoever computes an assignment while a log
+is applied must stop at the same place in every process. Without one the search
+goes on until nothing is left to improve.
 """
 
 from __future__ import annotations
 
 import heapq
 from collections.abc import Mapping, Sequence
+
+
+def even_quotas(names: tuple[str, ...], size: int, had: Mapping[str, int]) -> dict[str, int]:
+    """All want the same. Those who have more than the others will must lose something; the others need not."""
+    least, over = divmod(size, len(names))
+    by_most = sorted(names, key=lambda name: (-had.get(name, 0), name))
+    return {name: least + (at < over) for at, name in enumerate(by_most)}
+
+
+class Budget:
+    """How many edges may still be looked at."""
+
+    __slots__ = ("left",)
+
+    def __init__(self, edges: float = float("inf")) -> None:
+        self.left = edges
+
+    def take(self, edges: int) -> bool:
+        """False once there is not enough left: then the search ends where it is."""
+        self.left -= edges
+        return self.left >= 0
 
 
 class Balance:
@@ -25,7 +50,9 @@ class Balance:
         classes: Sequence[Sequence[str]],
         sizes: Sequence[int],
         had: Sequence[Mapping[str, int]],
+        budget: Budget | None = None,
     ) -> None:
+        self._budget = Budget() if budget is None else budget
         self._names = list(names)
         number = {name: at for at, name in enumerate(self._names)}
         self._members = [[number[name] for name in members] for members in classes]
@@ -42,17 +69,24 @@ class Balance:
         self._weight = sum(sizes) + 1
 
     def solve(self) -> list[dict[str, int]]:
+        self._begin()
+        while self._improve():
+            pass  # each time the cost falls by at least one
+        return self._result()
+
+    def _result(self) -> list[dict[str, int]]:
+        return [{self._names[member]: count for member, count in per_class.items() if count} for per_class in self._has]
+
+    # -- the bulk --------------------------------------------------------------------------
+
+    def _begin(self) -> None:
+        """What each had and may keep, the rest to who has least, then single moves."""
         self._keep()
         self._heaps = [[(self._loads[member], member) for member in members] for members in self._members]
         for heap in self._heaps:
             heapq.heapify(heap)
         self._fill()
         self._level()
-        while self._improve():
-            pass  # each time the cost falls by at least one
-        return [{self._names[member]: count for member, count in per_class.items() if count} for per_class in self._has]
-
-    # -- the bulk --------------------------------------------------------------------------
 
     def _add(self, at: int, member: int, count: int) -> None:
         self._has[at][member] += count
@@ -150,6 +184,8 @@ class Balance:
         distance = [0] * nodes
         parent = [-1] * nodes
         for _ in range(nodes + 1):
+            if not self._budget.take(len(edges)):
+                return None
             relaxed = False
             for start, end, cost in edges:
                 if distance[start] + cost < distance[end]:

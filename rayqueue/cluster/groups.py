@@ -26,7 +26,7 @@ depends on hashes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 import msgspec
 
@@ -114,6 +114,29 @@ class Group:
         self.owners: dict[TopicPartition, str] = {}
         self.rebalancing = False
         """Somebody has still to let go of something."""
+        self._wishes: dict[tuple[str, ...], int] = {}
+        self.wish_topics = 0
+        """Topics that the members' different wishes name, in all: what an assignor's work grows with."""
+
+    @property
+    def wishes(self) -> Collection[tuple[str, ...]]:
+        """The different lists of topics that members want. Many want the same."""
+        return self._wishes.keys()
+
+    def wish(self, topics: tuple[str, ...]) -> None:
+        if topics not in self._wishes:
+            self.wish_topics += len(topics)
+        self._wishes[topics] = self._wishes.get(topics, 0) + 1
+
+    def unwish(self, topics: tuple[str, ...]) -> None:
+        self._wishes[topics] -= 1
+        if not self._wishes[topics]:
+            del self._wishes[topics]
+            self.wish_topics -= len(topics)
+
+    def wanted(self) -> set[str]:
+        """All topics that some member wants."""
+        return {topic for topics in self._wishes for topic in topics}
 
     def look(self) -> None:
         """See again whether it rebalances: its members changed."""
@@ -196,8 +219,11 @@ class _Step:
             known = group.members[wish.member] = Member(wish)
             if wish.member in self.gone:
                 self.gone.remove(wish.member)
-        elif known.wish.instance is not None and known.wish.instance != wish.instance:
-            del group.instances[known.wish.instance]
+        else:
+            group.unwish(known.wish.topics)
+            if known.wish.instance is not None and known.wish.instance != wish.instance:
+                del group.instances[known.wish.instance]
+        group.wish(wish.topics)
         known.wish = wish
         if wish.instance is not None:
             group.instances[wish.instance] = wish.member
@@ -211,7 +237,9 @@ class _Step:
             return InvalidInputError(
                 f"there is no assignor {wish.assignor!r}; there are {', '.join(STRATEGIES)}", key="assignor"
             )
-        if self.group.members and wish.assignor != self.group.assignor:
+        # "balanced" took the place of "sticky": in a group that still uses that one, it goes along.
+        follows = (wish.assignor, self.group.assignor) == ("balanced", "sticky")
+        if self.group.members and wish.assignor != self.group.assignor and not follows:
             return InvalidInputError(
                 f"group {self.group.name!r} uses the assignor {self.group.assignor!r}, not {wish.assignor!r}",
                 key="assignor",
@@ -228,6 +256,7 @@ class _Step:
         """Out, and its partitions are nobody's."""
         group = self.group
         gone = group.members.pop(member)
+        group.unwish(gone.wish.topics)
         for each in gone.owned:
             del group.owners[each]
         if gone.wish.instance is not None and group.instances.get(gone.wish.instance) == member:
@@ -270,8 +299,7 @@ class _Step:
     def _retarget(self, topics: Topics) -> None:
         group = self.group
         by_identity = {member.identity: member for member in group.members.values()}
-        wanted = {topic for member in group.members.values() for topic in member.wish.topics}
-        counts = {topic: len(topics[topic].partitions) for topic in sorted(wanted) if topic in topics}
+        counts = {topic: len(topics[topic].partitions) for topic in sorted(group.wanted()) if topic in topics}
         previous: dict[str, Iterable[TopicPartition]] = {
             identity: list(member.owned) for identity, member in by_identity.items()
         }
@@ -355,7 +383,7 @@ class Groups:
             self._note_readers(group)
 
     def _note_readers(self, group: Group) -> None:
-        wanted = {topic for member in group.members.values() for topic in member.wish.topics}
+        wanted = group.wanted()
         for topic in self._topics_of.pop(group.name, set()) - wanted:
             readers = self._readers[topic]
             readers.discard(group.name)
@@ -383,6 +411,7 @@ class Groups:
 
     def _load_member(self, group: Group, row: _MemberRow, topics: Topics) -> None:
         member = group.members[row.member] = Member(row.wish)
+        group.wish(row.wish.topics)
         member.changed_at = row.changed_at
         member.set_target(row.target)
         for grant in row.owned:

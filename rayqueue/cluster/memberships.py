@@ -25,6 +25,11 @@ MAX_ID_BYTES = 200
 MAX_CLIENT = 500
 MAX_TOPICS = 1_000
 """That one member wants."""
+MAX_WISHES = 50_000
+"""Topics that the different wishes of a group's members name, in all. An assignor's work grows with it, and is done
+while the log is applied: it must be far below an election timeout."""
+MAX_STICKY_MEMBERS = 200
+"""Of a group with the assignor ``sticky``, whose work has no other bound."""
 MAX_SESSION_MS = 3_600_000
 MIN_SESSION_MS = 50
 MAX_STEP_BYTES = 1 << 20
@@ -52,7 +57,7 @@ class _Joining:
 class _Turn:
     """What waits for a group's next step, and what is in the step under way."""
 
-    __slots__ = ("due_s", "joins", "leaves", "releases", "under_way")
+    __slots__ = ("due_s", "joins", "leaves", "releases", "under_way", "wish_topics", "wishes")
 
     def __init__(self) -> None:
         self.due_s = NEVER
@@ -60,6 +65,18 @@ class _Turn:
         self.leaves: dict[str, list[Reply]] = {}
         self.releases: dict[str, Release] = {}
         self.under_way: _Turn | None = None
+        self.wishes: set[tuple[str, ...]] = set()
+        self.wish_topics = 0
+
+    def add(self, wish: Join) -> _Joining:
+        joining = self.joins.get(wish.member)
+        if joining is None:
+            joining = self.joins[wish.member] = _Joining(wish)
+        joining.wish = wish
+        if wish.topics not in self.wishes:
+            self.wishes.add(wish.topics)
+            self.wish_topics += len(wish.topics)
+        return joining
 
     def __len__(self) -> int:
         return len(self.joins) + len(self.leaves) + len(self.releases)
@@ -77,6 +94,8 @@ class _Turn:
             joining = self.joins.pop(next(iter(self.joins)))
             taken.joins[joining.wish.member] = joining
             room -= 1_000 + sum(5 + len(topic) for topic in joining.wish.topics)
+        self.wishes = {joining.wish.topics for joining in self.joins.values()}
+        self.wish_topics = sum(map(len, self.wishes))
         return taken
 
     def changes(self) -> tuple[commands.GroupChange, ...]:
@@ -230,7 +249,7 @@ class Memberships:
         self._now_s = now_s
         wish = self._wish(call, call.generation > 0)
         group = self._machine.groups.get(call.group)
-        self._check_room(call, group)
+        self._check_room(call, wish, group)
         known = None if group is None else group.members.get(call.member)
         session = self._sessions.get(call.group, call.member)
         if session is not None:
@@ -243,28 +262,40 @@ class Memberships:
         if group is not None and known is not None and known.wish == self._wish(call, False) and turn is None:
             reply(self._assignment(group, call.member))
             return
-        turn = self._turn(call.group)
-        joining = turn.joins.get(call.member)
-        if joining is None:
-            joining = turn.joins[call.member] = _Joining(wish)
-        joining.wish = wish
+        joining = self._turn(call.group).add(wish)
         joining.client = client
         joining.replies.append(reply)
         forming = group is None or not group.members
         self._hurry(call.group, now_s + self._settings.join_window_ms / (1000 if forming else 3000))
 
-    def _check_room(self, call: JoinGroup, group: Group | None) -> None:
+    def _check_room(self, call: JoinGroup, wish: Join, group: Group | None) -> None:
         settings = self._settings
         turn = self._turns.get(call.group)
         if group is None and turn is None and len(self._machine.groups) >= settings.max_groups:
             raise InvalidInputError(f"there are {settings.max_groups} groups, which is the limit (cluster.max_groups)")
         coming = 0 if turn is None else len(turn.joins)
         there = 0 if group is None else len(group.members)
-        if there + coming >= settings.max_group_members and (group is None or call.member not in group.members):
+        new = group is None or call.member not in group.members
+        if new and there + coming >= settings.max_group_members:
             raise InvalidInputError(
                 f"group {call.group!r} has {there} members; the limit is {settings.max_group_members} "
                 "(cluster.max_group_members)"
             )
+        if new and wish.assignor == "sticky" and there + coming >= MAX_STICKY_MEMBERS:
+            raise InvalidInputError(
+                f"group {call.group!r} has {there} members; with the assignor 'sticky' {MAX_STICKY_MEMBERS} are the "
+                "limit: use 'balanced'",
+                key="assignor",
+            )
+        wishes = (() if group is None else group.wishes), (() if turn is None else turn.wishes)
+        if not any(wish.topics in each for each in wishes):
+            named = (0 if group is None else group.wish_topics) + (0 if turn is None else turn.wish_topics)
+            if named + len(wish.topics) > MAX_WISHES:
+                raise InvalidInputError(
+                    f"the members of group {call.group!r} want different things and name {named} topics in all; "
+                    f"{len(wish.topics)} more would pass {MAX_WISHES}: let members want the same topics, or fewer",
+                    key="topics",
+                )
 
     def _wish(self, call: JoinGroup, again: bool) -> Join:
         check_name("group", call.group)

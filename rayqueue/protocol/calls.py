@@ -271,8 +271,9 @@ class JoinGroup(Call, frozen=True, kw_only=True):
     instance: str | None = None
     client: str = ""
     """For humans: where it runs."""
-    assignor: str = "sticky"
-    """``sticky``, ``range`` or ``roundrobin``. The group's first member decides; ``InvalidInputError`` for another."""
+    assignor: str = "balanced"
+    """``balanced``, ``range``, ``roundrobin`` or the older ``sticky``. The group's first member decides;
+    ``InvalidInputError`` for another."""
     session_timeout_ms: int = 2500
     generation: int = 0
     """As a member: of the newest ``Assignment`` that it has taken. ``UnknownMemberError`` if it is none any more;

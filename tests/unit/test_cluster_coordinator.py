@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from rayqueue.cluster import memberships
 from rayqueue.errors import (
     GroupNotEmptyError,
     InvalidInputError,
@@ -133,6 +134,36 @@ def test_limits() -> None:
     assert isinstance(service.join("c", "x"), InvalidInputError)
     assert isinstance(service.join("c", "x", group="h"), InvalidInputError)
     assert isinstance(service.join("a"), Assignment)  # a member may wish for something else
+
+
+def test_what_a_groups_members_want_is_bounded_in_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An assignor reads all wishes while the log is applied. Members that want the same cost nothing more."""
+    monkeypatch.setattr(memberships, "MAX_WISHES", 10)
+    service = Service(join_window_ms=60)
+    many = tuple(f"t{n}" for n in range(6))
+    together = [service.ask(JoinGroup(group="g", member=f"m{n}", topics=many)) for n in range(5)]
+    other = service.ask(JoinGroup(group="g", member="other", topics=(*many, "more")))
+    service.pass_time(0.1)
+    assert all(isinstance(each.answer, Assignment) for each in together)
+    assert isinstance(other.answer, InvalidInputError)
+    later = Service(service.log)  # another leader, with the same bounds
+    assert isinstance(later.join("other", "x", "y"), Assignment)
+    assert isinstance(later.join("third", "x", "y", "z"), InvalidInputError)
+    assert isinstance(later.join("third", "x", "y"), Assignment)
+    later.ask(LeaveGroup(group="g", member="other"))
+    later.ask(LeaveGroup(group="g", member="third"))
+    assert isinstance(later.join("third", "x", "y", "z"), Assignment)
+
+
+def test_sticky_is_for_small_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memberships, "MAX_STICKY_MEMBERS", 2)
+    service = Service()
+    assert isinstance(service.join("a", assignor="sticky"), Assignment)
+    assert isinstance(service.join("b", assignor="sticky"), Assignment)
+    refused = service.join("c", assignor="sticky")
+    assert isinstance(refused, InvalidInputError)
+    assert "balanced" in str(refused)
+    assert isinstance(service.join("b", "x", assignor="sticky"), Assignment)
 
 
 def test_without_a_broker_nothing_is_made(service: Service) -> None:

@@ -362,6 +362,19 @@ def test_the_first_member_decides_on_the_assignor(log: ClusterLog) -> None:
     assert log.apply(change("g", join("b", assignor="sticky"))) == (None,)
 
 
+def test_balanced_goes_along_in_a_group_that_began_with_sticky(log: ClusterLog) -> None:
+    """Members of before an upgrade are still in the group when those of after it come."""
+    log.apply(topic())
+    log.apply(change("g", join("old", assignor="sticky")))
+    assert log.apply(change("g", join("new", assignor="balanced"))) == (None,)
+    assert log.machine.groups["g"].assignor == "sticky"
+    log.apply(change("g", Leave("old"), Leave("new")))
+    log.apply(change("g", join("new", assignor="balanced")))
+    assert log.machine.groups["g"].assignor == "balanced"
+    (refused,) = log.apply(change("g", join("old", assignor="sticky")))
+    assert isinstance(refused, InvalidInputError)
+
+
 # -- the store --------------------------------------------------------------------------------------------
 
 
@@ -387,7 +400,7 @@ def random_command(rng: Random, log: ClusterLog) -> AnyCommand:
     if kind == 6 and rng.random() < 0.3:
         return DeleteGroup(group)
     wishes = [each for each in "xyz" if rng.random() < 0.7]
-    return change(group, Join(member, tuple(wishes), rng.choice((None, "i1", "i2")), "", "sticky", 1000))
+    return change(group, Join(member, tuple(wishes), rng.choice((None, "i1", "i2")), "", "balanced", 1000))
 
 
 def state_of(machine: ClusterMachine) -> Any:
