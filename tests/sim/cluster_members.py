@@ -141,6 +141,7 @@ class SimMember:
             member=self.member,
             topics=self.topics,
             instance=self.name if self.static else None,
+            assignor=self.world.assignor,
             session_timeout_ms=SESSION_MS,
             generation=self.generation if self.joined else 0,
         )

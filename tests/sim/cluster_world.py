@@ -15,6 +15,7 @@ from functools import cache, partial
 from random import Random
 from typing import Any
 
+from rayqueue.cluster.assignors import STRATEGIES
 from rayqueue.config import ClusterSettings, RaftSettings
 from rayqueue.errors import RayQueueError, UnknownTopicError
 from rayqueue.ids import GroupId, Index, NodeId
@@ -98,6 +99,7 @@ class ClusterWorld:
     ) -> None:
         self.seed = seed
         self.ending = ending
+        self.assignor = "balanced" if seed % 3 else STRATEGIES[seed // 3 % len(STRATEGIES)]
         self.rng = Random(seed)
         self.disk_rng = Random(f"disks {seed}")
         self.clock = Clock()
