@@ -60,6 +60,8 @@ class Home:
     free_bytes: int
     cluster: ClusterManifest | None
     secret: SecretStr | None
+    memory_bytes: int = 0
+    """What processes may use on this host; 0 if that is not known."""
 
 
 def look(data_dir: Path, *, label: str | None, host: str, ray_node: str) -> Home:
@@ -69,11 +71,24 @@ def look(data_dir: Path, *, label: str | None, host: str, ray_node: str) -> Home
         if label is None and not (data_dir / _BROKER_FILE).exists():
             write_once(data_dir / _BROKER_FILE, f"broker-{uuid.uuid4().hex[:12]}")
         broker = check_id(label if label is not None else (data_dir / _BROKER_FILE).read_text())
-        return Home(
-            broker, host, ray_node, shutil.disk_usage(data_dir).free, load_cluster(data_dir), load_secret(data_dir)
-        )
+        free_bytes = shutil.disk_usage(data_dir).free
+        cluster, secret = load_cluster(data_dir), load_secret(data_dir)
+        return Home(broker, host, ray_node, free_bytes, cluster, secret, memory_bytes())
     except OSError as error:
         raise StorageError(f"the data directory {data_dir} on {host} cannot be used: {error}") from error
+
+
+def memory_bytes(cgroups: Path = Path("/sys/fs/cgroup")) -> int:
+    """What processes here may use: the machine's memory, or less if a container's limit says so."""
+    most = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    for limit in (cgroups / "memory.max", cgroups / "memory" / "memory.limit_in_bytes"):
+        try:
+            told = limit.read_text().strip()
+        except OSError:
+            continue
+        if told.isdigit():  # "max" is none
+            most = min(most, int(told))
+    return most
 
 
 def settle(data_dir: Path, cluster: ClusterManifest, secret: SecretStr) -> None:

@@ -116,6 +116,7 @@ class Keeper:
         self._configured: dict[str, int] = {}
         self._told_brokers: list[AliveBroker] | None = None
         self._leaderless_since_s = time.monotonic()
+        self._leads_since_s: float | None = None
         cluster = spec.cluster
         self._manifest = ClusterManifest(cluster.cluster_id, cluster.coordinators, complete=True)
         """What every node should have in its ``cluster.json``: the coordinators that vote."""
@@ -154,6 +155,7 @@ class Keeper:
         if not view.leads:
             self._configured.clear()
             self._told_brokers = None
+            self._leads_since_s = None
             if view.leader is not None:
                 self._leaderless_since_s = time.monotonic()
             elif time.monotonic() - self._leaderless_since_s > _LEADERLESS_S:
@@ -161,6 +163,8 @@ class Keeper:
                 await self._act(self._wanted_coordinators(view), view, [], [])
             return
         self._leaderless_since_s = time.monotonic()
+        if self._leads_since_s is None:
+            self._leads_since_s = time.monotonic()
         self._note_voters(view)
         await self._look_at_nodes(view)
         await self._write_down(view)
@@ -173,7 +177,8 @@ class Keeper:
         known = self._known
         for row in view.brokers.values():
             # Another coordinator has asked it. A Ray node's id is never used again.
-            known.homes.setdefault(row.ray_node, Home(row.broker, row.host, row.ray_node, 0, self._manifest, None))
+            home = Home(row.broker, row.host, row.ray_node, 0, self._manifest, None, row.memory_bytes)
+            known.homes.setdefault(row.ray_node, home)
         alive = {node.node_id: node for node in await asyncio.to_thread(nodes.alive_nodes)}
         for node_id in known.homes.keys() - alive.keys():
             home = known.homes.pop(node_id)
@@ -227,10 +232,11 @@ class Keeper:
         if not view.cluster_id:
             await self._change(CreateCluster(self._manifest.cluster_id))
         alive = self._alive()
-        for broker, host, node_id in alive:
-            row = view.brokers.get(broker)
-            if row is None or (row.host, row.ray_node) != (host, node_id):
-                await self._change(PutBroker(broker, host, node_id))
+        for each in alive:
+            row = view.brokers.get(each.broker)
+            facts = each.host, each.ray_node, each.memory_bytes
+            if row is None or (row.host, row.ray_node, row.memory_bytes) != facts:
+                await self._change(PutBroker(each.broker, *facts))
         if alive != self._told_brokers and not self._expects_more():
             self._replica.set_brokers(alive)
             self._told_brokers = alive
@@ -246,10 +252,12 @@ class Keeper:
             self._woken.set()
 
     def _alive(self) -> list[AliveBroker]:
-        known = self._known
-        return [
-            AliveBroker(broker, known.homes[node_id].host, node_id) for broker, node_id in sorted(known.current.items())
-        ]
+        found: list[AliveBroker] = []
+        for broker, node_id in sorted(self._known.current.items()):
+            home = self._known.homes[node_id]
+            coordinators = sum(each == broker for each in self._coordinators.values())
+            found.append(AliveBroker(broker, home.host, node_id, home.memory_bytes, coordinators))
+        return found
 
     def _expects_more(self) -> bool:
         """At the beginning all nodes are new: the first topic should not go to the one that answers first."""
@@ -257,6 +265,12 @@ class Keeper:
             key in self._asked_since_s and time.monotonic() - self._asked_since_s[key] < _FIRST_LOOK_S
             for key in self._steps
         )
+
+    def _misses_some(self, view: ClusterView) -> bool:
+        """After a start of everything, brokers come one by one: one that is on its way may be the better place."""
+        leads_s = 0.0 if self._leads_since_s is None else time.monotonic() - self._leads_since_s
+        missing = view.brokers.keys() - self._known.current.keys()
+        return bool(missing) and leads_s < self._settings.cluster.broker_wait_ms / 1000
 
     # -- the coordinator's own group -------------------------------------------------------------
 
@@ -279,7 +293,7 @@ class Keeper:
         self._told[node_id] = manifest
 
     def _grow(self, view: ClusterView) -> None:
-        if self._expects_more():
+        if self._expects_more() or self._misses_some(view):
             return
         unmade = {NodeId(node) for group_id, node in view.unmade if group_id == COORDINATOR}
         wanted = self._settings.cluster.coordinators

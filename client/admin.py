@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -74,6 +75,8 @@ class PartitionDescription:
     end_offset: int
     size_bytes: int
     replicas: tuple[ReplicaDescription, ...]
+    shared_brokers: tuple[str, ...] = ()
+    """Brokers that hold several of its copies: these survive that node's processes, not the node."""
 
     @property
     def in_sync(self) -> int:
@@ -257,8 +260,10 @@ def _described(partition: PartitionInfo, statuses: Mapping[tuple[str, str], Any]
             leader, newest = replica.broker, told
         elif newest is None or (newest.role != "leader" and told.high_watermark > newest.high_watermark):
             newest = told
+    copies = Counter(replica.broker for replica in partition.replicas)
+    shared = tuple(sorted(broker for broker, count in copies.items() if count > 1))
     if newest is None:
-        return PartitionDescription(partition.number, None, 0, 0, 0, 0, tuple(replicas))
+        return PartitionDescription(partition.number, None, 0, 0, 0, 0, tuple(replicas), shared)
     return PartitionDescription(
         partition.number,
         leader,
@@ -267,6 +272,7 @@ def _described(partition: PartitionInfo, statuses: Mapping[tuple[str, str], Any]
         newest.high_watermark,
         newest.size_bytes,
         tuple(replicas),
+        shared,
     )
 
 

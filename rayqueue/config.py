@@ -341,6 +341,17 @@ class ClusterSettings(Section):
     )
     max_topics: Positive = Field(default=10_000, description="topics at a time")
     max_partitions: Positive = Field(default=100_000, description="partitions of all topics at a time")
+    broker_wait_ms: NotNegative = Field(
+        default=10_000,
+        description="a new topic waits this long for known brokers that are away, rather than put copies on one node",
+    )
+    replica_memory_bytes: Positive = Field(default=70 * MIB, description="what one replica's process takes, about")
+    replica_memory_percent: Annotated[Positive, Field(le=100)] = Field(
+        default=80, description="of a node's memory that replicas may take; a topic that needs more is refused"
+    )
+    max_replicas_per_broker: Positive | None = Field(
+        default=None, description="replicas on one node; none: as many as fit into its memory"
+    )
     max_groups: Positive = Field(default=10_000, description="consumer groups, with those that have no members now")
     max_group_members: Positive = Field(default=2_000, description="members of one consumer group")
 

@@ -26,6 +26,7 @@
     ├── ClusterNotFoundError         no RayQueue runs here, and none was to be started
     ├── ClusterStartError            it could not be started in time; the text names what is missing
     ├── NoBrokerError                no node is there to take a replica
+    ├── CapacityError                the nodes' memory is not enough for so many replicas; nothing was made
     ├── ClosedError                  this producer, consumer or connection was closed
     ├── ForkedError                  it belongs to the process from which this one was forked
     ├── NotLeaderError               ask another replica; nothing was written
@@ -234,6 +235,12 @@ class NoBrokerError(RayQueueError):
 
     code = "no_broker"
     retriable = True
+
+
+class CapacityError(RayQueueError):
+    """So many replicas do not fit. Nothing was made. ``details`` has wanted, there and left."""
+
+    code = "capacity"
 
 
 class ClosedError(RayQueueError):

@@ -23,7 +23,7 @@ from rayqueue.cli.common import (
     table,
 )
 from rayqueue.cli.groups import groups_table
-from rayqueue.cli.topics import topics_table, troubles_of
+from rayqueue.cli.topics import sharing_of, topics_table, troubles_of
 from rayqueue.errors import ClusterNotFoundError, NotLeaderError, OutcomeUnknownError
 
 _DASHBOARD_PORT = 8265
@@ -110,17 +110,24 @@ def status(
         raise typer.Exit(_EXIT_CODES["down"]) from None
     troubles = [f"broker {each.broker} on {each.host} is gone" for each in info.brokers if not each.alive]
     troubles += [trouble for topic in topics for trouble in troubles_of(topic)]
+    alive = sum(each.alive for each in info.brokers)
+    sharing = [sharing_of(topic, alive) for topic in topics]
+    troubles += [trouble for needless, _ in sharing for trouble in needless]
+    notes = [note for _, told in sharing for note in told]
     led = all(partition.leader is not None for topic in topics for partition in topic.partitions)
     state = "down" if not led else "impaired" if troubles else "well"
     if as_json:
-        print_json({"state": state, "troubles": troubles, "cluster": info, "topics": topics, "groups": groups})
+        facts = {"cluster": info, "topics": topics, "groups": groups}
+        print_json({"state": state, "troubles": troubles, "notes": notes, **facts})
         raise typer.Exit(_EXIT_CODES[state])
     out = console()
     out.print(f"cluster {info.cluster_id}, coordinator {info.coordinator} of term {info.term}")
-    brokers = table("broker", "host", "state", "replicas", title="Brokers", right=("replicas",))
+    columns = ("broker", "host", "state", "replicas", "more fit")
+    brokers = table(*columns, title="Brokers", right=columns[3:])
     for broker in info.brokers:
-        alive = "alive" if broker.alive else "gone"
-        add(brokers, broker.broker, broker.host, alive, broker.replicas, style=None if broker.alive else "red")
+        cells = (broker.host, "alive" if broker.alive else "gone", broker.replicas)
+        fit = "" if broker.room is None else broker.room
+        add(brokers, broker.broker, *cells, fit, style=None if broker.alive else "red")
     out.print(brokers)
     if topics:
         out.print(topics_table(topics))
@@ -128,6 +135,8 @@ def status(
         out.print(groups_table(groups))
     for trouble in troubles:
         out.print(trouble, style="red", markup=False)
+    for note in notes:
+        out.print(note, style="yellow", markup=False)
     if not troubles:
         out.print("All partitions have a leader and all their replicas.", style="green")
     raise typer.Exit(_EXIT_CODES[state])

@@ -225,6 +225,21 @@ def troubles_of(topic: TopicDescription) -> Iterator[str]:
                 yield f"{where}: {replica.problem}"
 
 
+def sharing_of(topic: TopicDescription, brokers: int) -> tuple[list[str], list[str]]:
+    """Copies that share a node: those that need not, for there are enough brokers, and those that must."""
+    needless = [
+        f"{topic.name}-{partition.number} has several copies on {', '.join(partition.shared_brokers)}, "
+        f"though there are {brokers} brokers: they survive that node's processes, not the node"
+        for partition in topic.partitions
+        if partition.shared_brokers and len({each.broker for each in partition.replicas}) < brokers
+    ]
+    sharing = sum(bool(partition.shared_brokers) for partition in topic.partitions) - len(needless)
+    told = (
+        f"{topic.name}: copies of {sharing} of {len(topic.partitions)} partitions share a node, for there are too few"
+    )
+    return needless, [told] if sharing else []
+
+
 def _replicas(partition: PartitionDescription) -> str:
     return "\n".join(f"{each.node} {each.role} on {each.broker}" for each in partition.replicas)
 

@@ -37,6 +37,8 @@ class BrokerRow(msgspec.Struct, frozen=True, array_like=True):
     broker: str
     host: str
     ray_node: str
+    memory_bytes: int = 0
+    """Of its host; 0 if it has not said so yet."""
 
 
 class PlacedReplica(msgspec.Struct, frozen=True, array_like=True):
@@ -114,7 +116,7 @@ class Catalog:
         return self._counters.cluster_id
 
     def put_broker(self, command: PutBroker) -> BrokerRow:
-        row = BrokerRow(command.broker, command.host, command.ray_node)
+        row = BrokerRow(command.broker, command.host, command.ray_node, command.memory_bytes)
         if self.brokers.get(row.broker) != row:
             self.brokers[row.broker] = row
             self._store.put(Table.META, _BROKER + row.broker.encode(), _encode(row))

@@ -39,6 +39,7 @@ class PutBroker(Command, frozen=True):
     broker: str
     host: str
     ray_node: str
+    memory_bytes: int = 0
 
 
 class CreateTopic(Command, frozen=True):

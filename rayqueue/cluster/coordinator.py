@@ -42,13 +42,13 @@ from rayqueue.cluster.catalog import unknown_topic
 from rayqueue.cluster.commands import decode_command, encode_command
 from rayqueue.cluster.machine import ClusterMachine
 from rayqueue.cluster.memberships import RETRY_S, Memberships
-from rayqueue.cluster.placement import AliveBroker, Placement, place
-from rayqueue.cluster.sessions import Reply
+from rayqueue.cluster.placement import AliveBroker, Placement
+from rayqueue.cluster.sessions import NEVER, Reply
+from rayqueue.cluster.sites import Sites
 from rayqueue.config import ClusterSettings
 from rayqueue.errors import (
     InvalidInputError,
     InvariantBrokenError,
-    NoBrokerError,
     NotLeaderError,
     QueueFullError,
     RayQueueError,
@@ -112,10 +112,13 @@ class Coordinator:
         self._leadership = 0
         self._node = ""
         self._term = 0
-        self._alive: dict[str, AliveBroker] = {}
+        self._sites = Sites(machine, settings)
         self._early: deque[tuple[int, CoordinatorCall, Reply]] = deque()
         self._topic_changes: deque[tuple[CoordinatorCall, Reply]] = deque()
         self._topic_change_under_way = False
+        self._unplaced: deque[tuple[CoordinatorCall, Reply]] = deque()
+        """Topic changes that wait for brokers, until ``_place_again_s`` at the latest."""
+        self._place_again_s = NEVER
         self._memberships = Memberships(machine, settings, self._propose, self._confirmed)
         machine.on_group_changed = self._memberships.group_changed
 
@@ -133,7 +136,7 @@ class Coordinator:
     @property
     def _next_s(self) -> float:
         if self._ready:
-            return self._memberships.next_deadline_s
+            return min(self._memberships.next_deadline_s, self._place_again_s)
         return self._now_s + RETRY_S if self._leading and not self._starting else float("inf")
 
     def _pass_time(self, now_s: float) -> None:
@@ -151,6 +154,7 @@ class Coordinator:
         self._leading = True
         self._leadership += 1
         self._node, self._term = node, term
+        self._sites.lead(now_s)
         self._start()
 
     def _start(self) -> None:
@@ -174,7 +178,9 @@ class Coordinator:
         self._leadership += 1
         refusal = self._not_leader()
         early, self._early = self._early, deque()
-        changes, self._topic_changes = self._topic_changes, deque()
+        changes, self._topic_changes = self._topic_changes + self._unplaced, deque()
+        self._unplaced.clear()
+        self._place_again_s = NEVER
         self._topic_change_under_way = False
         for _, _, reply in early:
             reply(refusal)
@@ -209,12 +215,16 @@ class Coordinator:
         self._pass_time(now_s)
         if self._ready:
             self._memberships.tick(self._now_s)
+            if self._place_again_s <= self._now_s:
+                self._place_again()
         elif self._leading and not self._starting:
             self._start()
 
     def set_brokers(self, now_s: float, alive: Sequence[AliveBroker]) -> None:
         """Who can take replicas from now on."""
-        self._alive = {each.broker: each for each in alive}
+        self._pass_time(now_s)
+        self._sites.set_alive(self._now_s, alive)
+        self._place_again()
 
     # -- proposing ---------------------------------------------------------------------------
 
@@ -306,9 +316,9 @@ class Coordinator:
 
     def _cluster_info(self) -> ClusterInfo:
         machine = self._machine
-        counts = machine.replica_counts()
+        counts, room = machine.replica_counts(), self._sites.room()
         brokers = tuple(
-            Broker(name, row.host, name in self._alive, counts.get(name, 0))
+            Broker(name, row.host, name in self._sites.alive, counts.get(name, 0), room.get(name))
             for name, row in sorted(machine.brokers.items())
         )
         partitions = sum(len(info.partitions) for info in machine.topics.values())
@@ -330,7 +340,7 @@ class Coordinator:
     # -- topics: one change after the other, for each is placed by what the former left ----------
 
     def _change_topic(self, call: CoordinatorCall, reply: Reply) -> None:
-        if len(self._topic_changes) >= MAX_WAITING_CALLS:
+        if len(self._topic_changes) + len(self._unplaced) >= MAX_WAITING_CALLS:
             raise _too_many()
         self._topic_changes.append((call, reply))
         self._next_topic_change()
@@ -338,6 +348,11 @@ class Coordinator:
     def _next_topic_change(self) -> None:
         while self._topic_changes and not self._topic_change_under_way:
             call, reply = self._topic_changes.popleft()
+            until_s = self._wait_for_brokers_until_s(call)
+            if until_s > self._now_s:
+                self._unplaced.append((call, reply))
+                self._place_again_s = min(self._place_again_s, until_s)
+                continue
             try:
                 command = self._topic_command(call)
             except Exception as error:  # noqa: BLE001  # the same
@@ -352,6 +367,21 @@ class Coordinator:
             except BaseException:
                 self._topic_change_under_way = False  # the others must not wait for what was never written
                 raise
+
+    def _wait_for_brokers_until_s(self, call: CoordinatorCall) -> float:
+        """See ``Sites``. What needs no place, or is refused in any case, does not wait."""
+        known = self._machine.topics.get(call.name) if isinstance(call, CreateTopic | AlterTopic) else None
+        if isinstance(call, CreateTopic) and known is None:
+            return self._sites.wait_until_s(call.settings.replication)
+        if isinstance(call, AlterTopic) and known is not None and "partitions" in call.changes:
+            return self._sites.wait_until_s(known.settings.replication)
+        return -NEVER
+
+    def _place_again(self) -> None:
+        self._place_again_s = NEVER
+        self._topic_changes.extendleft(reversed(self._unplaced))
+        self._unplaced.clear()
+        self._next_topic_change()
 
     def _topic_changed(self, leadership: int, reply: Reply, answer: Any) -> None:
         reply(answer)
@@ -405,10 +435,7 @@ class Coordinator:
                 f"there are {there} partitions; {partitions} more would pass the limit (cluster.max_partitions)",
                 key="partitions",
             )
-        if not self._alive:
-            raise NoBrokerError("no node is there that could take a replica; retry")
-        alive = [self._alive[broker] for broker in sorted(self._alive)]
-        return place(partitions, replication, alive, machine.replica_counts(), machine.leader_counts())
+        return self._sites.place(partitions, replication)
 
     # -- small things ------------------------------------------------------------------------
 

@@ -60,6 +60,8 @@ class Broker(msgspec.Struct, frozen=True, array_like=True):
     host: str
     alive: bool
     replicas: int
+    room: int | None = None
+    """How many more replicas it takes; None if that has no bound, or it is away."""
 
 
 class ClusterInfo(msgspec.Struct, frozen=True, array_like=True):

@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 
-from rayqueue.client.admin import _described, _topic_settings
+from rayqueue.cli.topics import sharing_of
+from rayqueue.client.admin import TopicDescription, _described, _topic_settings
 from rayqueue.errors import InvalidInputError, StoreMissingError
 from rayqueue.ids import GroupId, Index, NodeId, Offset, Term
-from rayqueue.protocol.topics import PartitionInfo, ReplicaInfo
+from rayqueue.protocol.topics import PartitionInfo, ReplicaInfo, TopicSettings
 from rayqueue.replica import Status
 
 GROUP = "orders-0.1"
@@ -71,6 +72,24 @@ def test_without_a_leader_the_most_that_is_known_is_told() -> None:
     assert (told.leader, told.end_offset) == (None, 5)
     nobody = described(*[StoreMissingError("gone")] * 3)
     assert (nobody.leader, nobody.end_offset, nobody.size_bytes) == (None, 0, 0)
+
+
+def test_copies_that_share_a_node_are_told_and_are_a_trouble_only_where_they_need_not() -> None:
+    one = PartitionInfo(0, GROUP, (ReplicaInfo("r1", "b1"), ReplicaInfo("r2", "b2"), ReplicaInfo("r3", "b1")))
+    answers = {(GROUP, node): status(node, "follower") for node in ("r1", "r2", "r3")}
+    shared = _described(one, answers)
+    assert shared.shared_brokers == ("b1",)
+    assert described(*answers.values()).shared_brokers == ()
+    topic = TopicDescription("orders", 1, TopicSettings(), (shared,))
+    needless, notes = sharing_of(topic, 4)
+    assert "orders-0" in needless[0]
+    assert "b1" in needless[0]
+    assert notes == []
+    needless, notes = sharing_of(topic, 2)
+    assert needless == []
+    assert len(notes) == 1
+    apart = TopicDescription("orders", 1, TopicSettings(), (described(*answers.values()),))
+    assert sharing_of(apart, 4) == ([], [])
 
 
 def test_settings_are_checked_before_anything_is_sent() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from pydantic import SecretStr
 
-from rayqueue.actors.home import ClusterManifest, Home, erase, load_cluster, load_secret, look, settle
+from rayqueue.actors.home import ClusterManifest, Home, erase, load_cluster, load_secret, look, memory_bytes, settle
 from rayqueue.actors.starter import known_cluster, new_cluster
 from rayqueue.errors import InvalidInputError, StorageError
 from rayqueue.ids import GroupId, NodeId
@@ -30,6 +30,19 @@ def test_a_broker_keeps_its_id_over_restarts_and_a_label_overrides_it(tmp_path: 
     assert first.free_bytes > 0
     with pytest.raises(InvalidInputError):
         look(tmp_path, label="../b", host="h", ray_node="n4")
+
+
+def test_a_node_tells_its_memory_or_its_containers_limit(tmp_path: Path) -> None:
+    machine = memory_bytes(tmp_path)
+    assert look(tmp_path, label=None, host="h", ray_node="n").memory_bytes == memory_bytes() <= machine
+    (tmp_path / "memory.max").write_text("max\n")
+    assert memory_bytes(tmp_path) == machine
+    (tmp_path / "memory.max").write_text("1000000\n")
+    assert memory_bytes(tmp_path) == 1_000_000
+    (tmp_path / "memory.max").unlink()
+    (tmp_path / "memory").mkdir()
+    (tmp_path / "memory" / "memory.limit_in_bytes").write_text("2000000")
+    assert memory_bytes(tmp_path) == 2_000_000
 
 
 def test_a_data_directory_that_cannot_be_used_is_a_storage_error(tmp_path: Path) -> None:
