@@ -146,6 +146,8 @@ class RaftEngine(Elections):
     @property
     def next_deadline(self) -> float:
         """When a step is due though nothing happened."""
+        if self.silent:
+            return float("inf")
         return self.next_heartbeat if self.is_leader else self.election_deadline
 
     @property

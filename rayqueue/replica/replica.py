@@ -51,6 +51,7 @@ from rayqueue.raft.machine import StateMachine
 from rayqueue.raft.members import Members
 from rayqueue.replica.clients import Clients
 from rayqueue.replica.measures import Measures
+from rayqueue.replica.retry import SyncRetry
 from rayqueue.replica.service import Service
 from rayqueue.replica.status import Status
 
@@ -122,7 +123,7 @@ class Replica:
         self._served = False
         self._closing = False
         self._ended = False
-        self._read_only = False
+        self._retry = SyncRetry()
         self._maintain_at_s = 0.0
         self._quiet_from_s = 0.0
         self._syncs = 0
@@ -354,7 +355,7 @@ class Replica:
             self._quiet_from_s = now
         settle = store.dirty and now - self._quiet_from_s >= _IDLE_SYNC_S
         sync_now = store.must_sync or self._read_only or settle or bool(self._to_settle)
-        if sync_now and not self._sync():
+        if sync_now and not self._sync(now):
             self._publish()
             return  # what ready.late promises is not on disk
         for peer, message in ready.late:
@@ -371,7 +372,9 @@ class Replica:
         if self._service is not None:
             due_s = min(due_s, self._service.next_deadline_s)
         patience = min(_POLL_MAX_S, due_s - time.monotonic())
-        if (self._store.dirty or self._read_only) and not self._engine.halted:
+        if self._read_only:
+            patience = min(patience, self._retry.at_s - time.monotonic())
+        elif self._store.dirty and not self._engine.halted:
             patience = min(patience, _IDLE_SYNC_S)
         return max(0.0, patience)
 
@@ -468,8 +471,13 @@ class Replica:
             _log.critical("%s is damaged, leads no more and must be rebuilt: %s", self._name(), why)
         self._engine.damaged(why)
 
-    def _sync(self) -> bool:
-        if self._engine.halted:
+    @property
+    def _read_only(self) -> bool:
+        """The disk is full: nothing can be written, so nothing is promised and nobody is led."""
+        return self._retry.failing
+
+    def _sync(self, now: float) -> bool:
+        if self._engine.halted or (self._read_only and now < self._retry.at_s):
             return False
         started = time.perf_counter()
         after, self._after_sync = self._after_sync, []
@@ -481,7 +489,7 @@ class Replica:
         except DiskFullError as error:
             if not self._read_only:
                 _log.error("%s is read-only: %s", self._name(), error)
-            self._read_only = True
+            self._retry.failed(now)
             self._engine.disk_full()  # which answers whoever waits, those in ``after`` too
             return False
         except DamagedLogError as error:
@@ -490,7 +498,7 @@ class Replica:
             return False
         if self._read_only:
             _log.warning("%s writes again", self._name())
-        self._read_only = False
+        self._retry.succeeded()
         self._engine.synced()
         if not self._store.dirty:
             self._on_synced()
