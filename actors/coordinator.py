@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import ray
 
-from rayqueue.actors.home import ClusterManifest
+from rayqueue.actors.home import ClusterManifest, load_cluster
 from rayqueue.actors.member import MemberActor, MemberSpec, die
 from rayqueue.actors.replies import deliver
 from rayqueue.errors import RayQueueError
@@ -38,6 +38,11 @@ class CoordinatorActor(MemberActor[CoordinatorReplica]):
         super().__init__(spec)
         if not isinstance(self._started, RayQueueError):
             self._keeping = asyncio.get_running_loop().create_task(self._keeper.run(self._started))
+
+    def _never_made(self) -> bool:
+        # No cluster is complete, and so nothing was promised, before all its first coordinators have been made.
+        cluster = load_cluster(self._spec.settings.data_dir)
+        return super()._never_made() or (cluster is not None and not cluster.complete)
 
     def _start(self) -> CoordinatorReplica:
         spec = self._spec

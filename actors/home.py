@@ -30,6 +30,8 @@ from rayqueue.actors.names import check_id
 from rayqueue.config import Settings
 from rayqueue.errors import StorageError
 from rayqueue.ids import GroupId, NodeId
+from rayqueue.log.lmdb_file import half_made
+from rayqueue.log.private import make_directory
 
 BROKER_LABEL = "rayqueue.broker"
 
@@ -67,7 +69,7 @@ class Home:
 def look(data_dir: Path, *, label: str | None, host: str, ray_node: str) -> Home:
     """What the data directory of this node says. Gives the node a broker id if it has none."""
     try:
-        data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+        make_directory(data_dir)
         if label is None and not (data_dir / _BROKER_FILE).exists():
             write_once(data_dir / _BROKER_FILE, f"broker-{uuid.uuid4().hex[:12]}")
         broker = check_id(label if label is not None else (data_dir / _BROKER_FILE).read_text())
@@ -117,12 +119,13 @@ def _is_older(cluster: ClusterManifest, known: ClusterManifest | None) -> bool:
 def erase(data_dir: Path, group_id: GroupId, node_id: NodeId) -> None:
     """Delete a replica's data, and its group's directory once that is empty."""
     path = data_dir / check_id(group_id) / check_id(node_id)
-    try:
-        shutil.rmtree(path)
-    except FileNotFoundError:
-        pass
-    except OSError as error:
-        raise StorageError(f"{path} cannot be deleted: {error}", path=str(path)) from error
+    for each in (path, half_made(path)):
+        try:
+            shutil.rmtree(each)
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            raise StorageError(f"{each} cannot be deleted: {error}", path=str(each)) from error
     try:
         path.parent.rmdir()
     except OSError:
@@ -186,7 +189,7 @@ def write_once(path: Path, text: str) -> None:
 
 def _synced_copy(path: Path, text: str) -> Path:
     """Beside ``path``; mkstemp makes it readable by its owner only."""
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    make_directory(path.parent)
     handle, name = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
     with os.fdopen(handle, "w") as file:
         file.write(text)

@@ -59,7 +59,7 @@ from rayqueue.cluster.commands import (
     ReplicasRemoved,
 )
 from rayqueue.cluster.placement import AliveBroker
-from rayqueue.errors import NotLeaderError, RayQueueError
+from rayqueue.errors import DiskFullError, NotLeaderError, RayQueueError, StoreMissingError
 from rayqueue.ids import GroupId, NodeId
 from rayqueue.partition import PartitionSettings
 from rayqueue.partition.commands import configure_command
@@ -408,8 +408,8 @@ class Keeper:
                 _log.info("%s %s is pinned to a node that is gone", *key)
                 await self._end(key)
                 await self._start(key, broker, create, partitions)
-            case Confirm(key):
-                await self._confirm(key)
+            case Confirm(key, broker):
+                await self._confirm(key, broker, partitions)
             case Remove(key, broker):
                 await self._remove(key, broker)
             case Configure(group_id, version):
@@ -451,9 +451,17 @@ class Keeper:
             await self._answered(handle.address.remote())
             self._made.add(key)
 
-    async def _confirm(self, key: ReplicaKey) -> None:
+    async def _confirm(
+        self, key: ReplicaKey, broker: str, partitions: Mapping[str, tuple[TopicInfo, PartitionInfo]]
+    ) -> None:
         handle = await self._handle(key)
-        await self._answered(handle.address.remote())
+        try:
+            await self._answered(handle.address.remote())
+        except (StoreMissingError, DiskFullError) as error:
+            _log.warning("%s %s was never made, and is started anew: %s", *key, error)
+            await self._end(key)
+            await self._start(key, broker, True, partitions)
+            return
         self._made.add(key)
 
     async def _end(self, key: ReplicaKey, *, close: bool = False) -> None:

@@ -5,9 +5,12 @@ finds the other replicas of its group.
 
 **Restarts.** After a crash Ray starts the actor anew with the same arguments
 (``max_restarts=-1``), and it continues from its disk. Only the very first
-start may make data: if a restarted replica finds none, its disk was lost, and
+start may make data: if a restarted replica finds none, its disk may be lost, and
 since it may have voted and acknowledged, it must not begin anew under its old
-id. A replica that cannot start stays, does nothing, and answers every call with
+id. A restart that finds data half made makes it anew: it was never used. One
+that finds nothing at all cannot know. It says so (``StoreMissingError``), and
+the keeper, which knows whether the replica was ever made, starts it again.
+A replica that cannot start stays, does nothing, and answers every call with
 the reason (``StoreMissingError`` and others): an actor that fails while it is
 constructed would leave no more than a text. A failure of the running engine
 ends the process at once.
@@ -45,6 +48,7 @@ from rayqueue.actors.title import keep_title
 from rayqueue.config import Settings
 from rayqueue.errors import InvalidInputError, RayQueueError, StorageError
 from rayqueue.ids import GroupId, NodeId
+from rayqueue.log.lmdb_file import is_half_made
 from rayqueue.raft.members import Members
 from rayqueue.raft.stream import is_numeric
 from rayqueue.replica import Answer, Replica, Status, create_replica
@@ -98,9 +102,6 @@ class MemberActor(Generic[ReplicaT]):
         self._started: ReplicaT | RayQueueError
         _mark_logs(f"{spec.group_id} {spec.node_id}")
         try:
-            if spec.create and not _restarted() and not spec.path.exists():
-                members = None if spec.voters is None else Members.of(spec.voters)
-                create_replica(spec.path, spec.group_id, spec.node_id, members, spec.settings)
             self._started = self._start_unlocked()
         except RayQueueError as error:
             _log.critical("cannot start: %s", error)
@@ -124,11 +125,22 @@ class MemberActor(Generic[ReplicaT]):
         """Run the replica on its data. For the subclass."""
         raise NotImplementedError
 
+    def _make_data(self) -> None:
+        spec = self._spec
+        if spec.create and not spec.path.exists() and self._never_made():
+            members = None if spec.voters is None else Members.of(spec.voters)
+            create_replica(spec.path, spec.group_id, spec.node_id, members, spec.settings)
+
+    def _never_made(self) -> bool:
+        """Whether this replica, which has no data, certainly never had any."""
+        return not _restarted() or is_half_made(self._spec.path)
+
     def _start_unlocked(self) -> ReplicaT:
         """While another process has the data open, wait for its end: at first here, then by restarts."""
         deadline_s = time.monotonic() + _LOCK_PATIENCE_S
         while True:
             try:
+                self._make_data()
                 return self._start()
             except StorageError as error:
                 if error.details.get("reason") != "locked":

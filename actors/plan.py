@@ -88,9 +88,11 @@ class Restart(NamedTuple):
 
 
 class Confirm(NamedTuple):
-    """Its actor is there; ask whether the data is made, and remember that."""
+    """Its actor is there; ask whether the data is made, and remember that. If it is not, start the actor anew:
+    its process died before the data was made, and a restart by Ray may not make it."""
 
     key: ReplicaKey
+    broker: str
 
 
 class Remove(NamedTuple):
@@ -138,4 +140,4 @@ def _step_for(wanted: Wanted, picture: Picture) -> Step | None:
     pinned = picture.actors[wanted.key]
     if pinned is not None and pinned != here:
         return Restart(wanted.key, wanted.broker, wanted.unmade)
-    return Confirm(wanted.key) if wanted.unmade else None
+    return Confirm(wanted.key, wanted.broker) if wanted.unmade else None

@@ -61,8 +61,9 @@ def start(settings: Settings, *, dashboard_port: int | None) -> Head:
     """Start it, and return once it answers."""
     from rayqueue.client.embedded import RAY_SYSTEM_SETTINGS
     from rayqueue.config import MIB
+    from rayqueue.log.private import make_directory, opener
 
-    settings.data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+    make_directory(settings.data_dir)
     port, client_port = _free_ports(2)
     log_path = settings.data_dir / "ray.log"
     command = [
@@ -89,7 +90,7 @@ def start(settings: Settings, *, dashboard_port: int | None) -> Head:
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_AUTH_MODE": os.environ.get("RAY_AUTH_MODE", "token"),
     }
-    with log_path.open("ab") as log:
+    with open(log_path, "ab", opener=opener) as log:
         process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment, start_new_session=True
         )
@@ -101,7 +102,8 @@ def start(settings: Settings, *, dashboard_port: int | None) -> Head:
             stop(settings, head)
             raise ClusterNotFoundError(f"Ray did not start; {log_path} says why", path=str(log_path))
         time.sleep(_LOOK_S)
-    (settings.data_dir / _FILE).write_text(json.dumps(head._asdict()))
+    with open(settings.data_dir / _FILE, "w", opener=opener) as file:
+        file.write(json.dumps(head._asdict()))
     return head
 
 

@@ -22,6 +22,7 @@ from pathlib import Path
 from struct import Struct
 
 from rayqueue.errors import DamagedLogError, DiskFullError, StorageError, StoreIdentityError
+from rayqueue.log.private import make_directory, opener
 
 DATA_FILE = "data.mdb"
 LOCK_FILE = "LOCK"
@@ -46,7 +47,7 @@ class DirectoryLock:
     """Exclusive use of a directory, until released or until the process is gone."""
 
     def __init__(self, directory: Path) -> None:
-        self._file = (directory / LOCK_FILE).open("ab")
+        self._file = open(directory / LOCK_FILE, "ab", opener=opener)  # noqa: SIM115  # held as long as the store
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -70,14 +71,24 @@ def fsync_directory(directory: Path) -> None:
 def make_empty(path: Path) -> tuple[Path, DirectoryLock]:
     """A locked directory beside ``path`` in which a new store is made; ``move_into_place`` gives it its name."""
     refuse_existing(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    making = path.with_name(path.name + ".new")
-    making.mkdir(exist_ok=True)
+    making = half_made(path)
+    make_directory(making)
     lock = DirectoryLock(making)
     for leftover in making.iterdir():  # of a process that died while it was here
         if leftover.name != LOCK_FILE:
             shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
     return making, lock
+
+
+def is_half_made(path: Path) -> bool:
+    """Whether somebody began to make a store here and never finished: it was never used, and can be made anew.
+
+    A store gets its name as the last step of its making, so this never holds for one that was used and is lost."""
+    return half_made(path).exists() and not path.exists()
+
+
+def half_made(path: Path) -> Path:
+    return path.with_name(path.name + ".new")
 
 
 def move_into_place(making: Path, path: Path) -> None:
@@ -106,7 +117,7 @@ def read_damaged(path: Path) -> str | None:
 def write_damaged(path: Path, why: str) -> None:
     """A file of its own: the database may be past writing. On a full disk the empty file still says it."""
     try:
-        with (path / DAMAGED_FILE).open("w") as file:
+        with open(path / DAMAGED_FILE, "w", opener=opener) as file:
             file.write(why)
             file.flush()
             os.fsync(file.fileno())

@@ -31,7 +31,7 @@ Beside the group's data, ``max_bytes`` allows ``reserve_bytes`` more to a
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
@@ -75,6 +75,7 @@ from rayqueue.log.lmdb_file import (
 from rayqueue.log.lmdb_rows import IDENTITY_KEY, SPACE_NAMES, STATE_KEY, Spaces, View, damaged
 from rayqueue.log.lmdb_write import RowMemory, write_ops
 from rayqueue.log.ops import EMPTY_STATE, Append, LogState, Op
+from rayqueue.log.private import FILE_MODE, close_directory
 from rayqueue.log.snapshot_gate import SnapshotGate
 from rayqueue.log.store import Checkpoint, Entry, Table
 from rayqueue.log.wal import Wal
@@ -176,14 +177,28 @@ class LmdbStore(BufferedStore):
 
     @classmethod
     def create(
-        cls, path: str | Path, group_id: GroupId, node_id: NodeId, options: LmdbOptions | None = None
+        cls,
+        path: str | Path,
+        group_id: GroupId,
+        node_id: NodeId,
+        options: LmdbOptions | None = None,
+        *,
+        prepare: Callable[[LmdbStore], None] | None = None,
     ) -> LmdbStore:
-        """A new, empty store. ``StoreIdentityError`` if there is anything at ``path``."""
+        """A new store, empty but for what ``prepare`` writes and syncs. ``StoreIdentityError`` if there is anything at
+        ``path``. It has its name once it is complete: whoever dies before leaves what ``is_half_made``."""
         path = Path(path)
         options = options or LmdbOptions()
         making, lock = make_empty(path)
         try:
             _write_empty(making, group_id, node_id, options)
+            if prepare is not None:
+                store = cls(making, group_id, node_id, lock, options)
+                try:
+                    prepare(store)
+                finally:
+                    store._abandon()
+            close_directory(making)
             move_into_place(making, path)
             return cls(path, group_id, node_id, lock, options)
         except BaseException:
@@ -201,6 +216,7 @@ class LmdbStore(BufferedStore):
             raise StoreMissingError(f"there is no store at {path}", path=str(path))
         lock = DirectoryLock(path)
         try:
+            close_directory(path)
             return cls(path, group_id, node_id, lock, options or LmdbOptions())
         except BaseException:
             lock.release()
@@ -408,6 +424,7 @@ def _open_env(path: Path, map_bytes: int, options: LmdbOptions) -> lmdb.Environm
         sync=True,
         metasync=True,
         writemap=False,
+        mode=FILE_MODE,
         lib_version=_LMDB_0_9,
     )
 

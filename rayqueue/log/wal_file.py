@@ -7,6 +7,7 @@ from pathlib import Path
 
 from rayqueue.errors import DamagedLogError, DiskFullError, StorageError
 from rayqueue.log.lmdb_file import FULL_ERRNOS
+from rayqueue.log.private import opener
 from rayqueue.log.wal import SECTOR_BYTES
 
 WAL_FILE = "WAL"
@@ -29,7 +30,7 @@ class DiskFile:
         """Zeros, really written: a file with holes would need its metadata synced later. Returns its size."""
         size_bytes = max(1, size_bytes // SECTOR_BYTES) * SECTOR_BYTES
         try:
-            with (directory / WAL_FILE).open("wb") as file:
+            with open(directory / WAL_FILE, "wb", opener=opener) as file:
                 file.write(bytes(size_bytes))
                 file.flush()
                 os.fsync(file.fileno())

@@ -24,13 +24,12 @@ from rayqueue.replica.replica import Deliver
 
 
 def create_replica(path: Path, group_id: GroupId, node_id: NodeId, members: Members | None, settings: Settings) -> None:
-    """Make a replica's data: one of a new group's first ``members``, or with None one that will be added to a group."""
-    store = LmdbStore.create(path, group_id, node_id, _lmdb_options(settings))
-    try:
-        if members is not None:
-            RaftEngine.bootstrap(store, members)
-    finally:
-        store.close()
+    """Make a replica's data: one of a new group's first ``members``, or with None one that will be added to a group.
+
+    It is there completely or not at all, whenever the process dies.
+    """
+    prepare = None if members is None else lambda store: RaftEngine.bootstrap(store, members)
+    LmdbStore.create(path, group_id, node_id, _lmdb_options(settings), prepare=prepare).close()
 
 
 def start_replica(

@@ -58,7 +58,7 @@ def test_an_actor_that_ray_has_not_placed_yet_is_waited_for() -> None:
 
 
 def test_a_new_replica_that_runs_is_confirmed() -> None:
-    assert plan(picture(wanted=[wanted(unmade=True)], actors={key(): "ray1"})) == [Confirm(key())]
+    assert plan(picture(wanted=[wanted(unmade=True)], actors={key(): "ray1"})) == [Confirm(key(), "b1")]
 
 
 def test_a_doomed_replica_is_removed_once_its_broker_is_there() -> None:
