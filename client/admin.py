@@ -21,12 +21,21 @@ from ray.exceptions import RayError
 
 from rayqueue.actors.names import actor_name
 from rayqueue.client.calls import typed
-from rayqueue.errors import ClusterStartError, InvalidInputError, RayQueueError, UnknownGroupError
+from rayqueue.client.routing import Routes, ask
+from rayqueue.errors import (
+    ClusterStartError,
+    GroupNotEmptyError,
+    InvalidInputError,
+    RayQueueError,
+    TopicError,
+    UnknownGroupError,
+)
 from rayqueue.ids import GroupId, NodeId
 from rayqueue.protocol.calls import (
     AlterTopic,
     Call,
     CreateTopic,
+    DeletedGroup,
     DeleteGroup,
     DeleteTopic,
     DescribeGroup,
@@ -37,6 +46,8 @@ from rayqueue.protocol.calls import (
     GroupInfo,
     ListGroups,
     MemberInfo,
+    Position,
+    Topics,
 )
 from rayqueue.protocol.topics import PartitionInfo, TopicInfo, TopicPartition, TopicSettings, check_name
 
@@ -51,6 +62,8 @@ Progress = Callable[[int, int], None]
 
 _STATUS_TIMEOUT_S = 2.0
 _AT_ONCE = 64
+_FORGET_ATTEMPTS = 5
+"""A consumer without membership may commit while its group is deleted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +186,7 @@ def alter_topic(
     check_name("topic", name)
     before = rq.io.call(rq.routes.topic(name, refresh=True))
     before.settings.changed(changes)  # says what is wrong without a round trip; the coordinator decides
-    info: TopicInfo = _ask(rq, AlterTopic(name=name, changes=dict(changes)))
+    info: TopicInfo = _ask(rq, AlterTopic(name=name, topic_id=before.topic_id, changes=dict(changes)))
     if wait:
         known = {partition.number for partition in before.partitions}
         new = [partition for partition in info.partitions if partition.number not in known]
@@ -182,7 +195,11 @@ def alter_topic(
 
 
 def delete_topic(rq: RayQueue, name: str) -> bool:
-    return _ask(rq, DeleteTopic(name=check_name("topic", name)))  # type: ignore[no-any-return]
+    """The topic that has this name now; one that is made while this is tried again stays."""
+    found: Topics = _ask(rq, GetTopics(names=(check_name("topic", name),)))
+    for info in found.topics:
+        _ask(rq, DeleteTopic(name=name, topic_id=info.topic_id))
+    return bool(found.topics)
 
 
 def _topic_settings(settings: Mapping[str, Any]) -> TopicSettings:
@@ -328,20 +345,43 @@ async def _lags(
 
 def delete_group(rq: RayQueue, name: str) -> bool:
     check_name("group", name)
+    return rq.io.call(forget_group(rq.routes, name))
+
+
+async def forget_group(routes: Routes, name: str) -> bool:
+    """Delete the group that has this name now, and its positions. Whoever joins under this name later begins anew."""
+    deleted: DeletedGroup = await routes.coordinator.call(DeleteGroup(group=name, born=await _born(routes, name)))
+    found: Topics = await routes.coordinator.call(GetTopics())
+
+    async def one(topic: TopicInfo, partition: PartitionInfo) -> bool:
+        place = TopicPartition(topic.name, partition.number)
+        for _ in range(_FORGET_ATTEMPTS):
+            seen: Position | None = await ask(routes, place, GetPosition(group=name), topic_id=topic.topic_id)
+            if seen is not None and seen.generation > deleted.generation and await _born(routes, name) is not None:
+                return False  # it is the position of a new life of this group
+            forget = ForgetGroup(group=name, generation=deleted.generation, seen=seen)
+            gone: bool = await ask(routes, place, forget, topic_id=topic.topic_id)
+            if gone or seen is None:
+                return gone
+        raise GroupNotEmptyError(f"somebody commits for group {name!r} to {place} all the time; close it first")
+
+    async def unless_deleted(topic: TopicInfo, partition: PartitionInfo) -> bool:
+        try:
+            return await one(topic, partition)
+        except TopicError:
+            return False  # its positions went with it
+
+    places = [unless_deleted(topic, partition) for topic in found.topics for partition in topic.partitions]
+    return any(await _all(places)) or deleted.existed
+
+
+async def _born(routes: Routes, group: str) -> int | None:
+    """None if the coordinator knows no such group."""
     try:
-        known: bool = _ask(rq, DeleteGroup(group=name))
+        info: GroupInfo = await routes.coordinator.call(DescribeGroup(group=group))
     except UnknownGroupError:
-        known = False
-    places = [TopicPartition(each.name, partition.number) for each in topics(rq) for partition in each.partitions]
-    return rq.io.call(_forget(rq.routes, name, places)) or known
-
-
-async def _forget(routes: ClusterRoutes, group: str, places: Sequence[TopicPartition]) -> bool:
-    async def one(place: TopicPartition) -> bool:
-        route = await routes.partition(place)
-        return await route.call(ForgetGroup(group=group))  # type: ignore[no-any-return]
-
-    return any(await _all(map(one, places)))
+        return None
+    return info.born
 
 
 # -- small things -------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ import msgspec
 
 from rayqueue.cluster.commands import AlterTopic, CreateTopic, PlaceCoordinator, PutBroker
 from rayqueue.cluster.placement import Placement, partition_group_id, replica_id
-from rayqueue.errors import InvalidInputError, RayQueueError, TopicExistsError, UnknownTopicError
+from rayqueue.errors import InvalidInputError, RayQueueError, TopicExistsError, TopicRecreatedError, UnknownTopicError
 from rayqueue.log.store import LogStore, Table
 from rayqueue.protocol.topics import PartitionInfo, ReplicaInfo, TopicInfo
 
@@ -156,6 +156,8 @@ class Catalog:
         info = self.topics.get(command.name)
         if info is None:
             return unknown_topic(command.name)
+        if command.topic_id not in (0, info.topic_id):
+            return recreated_topic(info, command.topic_id)
         try:
             settings = info.settings.changed(command.changes)
             _check_placement(command.placement, settings.partitions - len(info.partitions), settings.replication)
@@ -169,11 +171,11 @@ class Catalog:
         self._place(info, new)
         return info
 
-    def delete_topic(self, name: str) -> bool:
-        info = self.topics.pop(name, None)
-        if info is None:
+    def delete_topic(self, name: str, topic_id: int) -> bool:
+        info = self.topics.get(name)
+        if info is None or topic_id not in (0, info.topic_id):
             return False
-        del self._attempts[name]
+        del self.topics[name], self._attempts[name]
         self._store.delete(Table.META, _TOPIC + name.encode())
         for replica in _replicas(info, info.partitions):
             self._unplace(replica)
@@ -273,6 +275,12 @@ class Catalog:
 
 def unknown_topic(name: str) -> UnknownTopicError:
     return UnknownTopicError(f"there is no topic {name!r}", name=name)
+
+
+def recreated_topic(info: TopicInfo, expected: int) -> TopicRecreatedError:
+    return TopicRecreatedError(
+        f"topic {info.name!r} was deleted and made again", topic=info.name, topic_id=info.topic_id, expected=expected
+    )
 
 
 def _check_placement(placement: Placement, partitions: int, replication: int) -> None:

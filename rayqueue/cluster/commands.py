@@ -58,12 +58,16 @@ class AlterTopic(Command, frozen=True):
     name: str
     changes: dict[str, int | bool | None]
     placement: Placement = ()
+    topic_id: int = 0
+    """``TopicRecreatedError`` if the topic has another. 0 in logs of earlier releases: whatever has the name."""
 
 
 class DeleteTopic(Command, frozen=True):
-    """Its replicas are doomed: they count until ``ReplicasRemoved``. Answers whether there was one."""
+    """Its replicas are doomed: they count until ``ReplicasRemoved``. Answers whether it was there."""
 
     name: str
+    topic_id: int = 0
+    """0 in logs of earlier releases: whatever has the name."""
 
 
 class PlaceCoordinator(Command, frozen=True):
@@ -131,12 +135,17 @@ class ChangeGroup(Command, frozen=True):
 
     group: str
     changes: tuple[GroupChange, ...]
+    above: bool = False
+    """Its new generation is above those of all groups that were deleted, and a new group knows when it was born. Not in
+    logs of earlier releases, which must mean what they meant."""
 
 
 class DeleteGroup(Command, frozen=True):
-    """Answers whether there was one, or ``GroupNotEmptyError``."""
+    """Answers ``DeletedGroup``, or ``GroupNotEmptyError``."""
 
     group: str
+    born: int = -1
+    """Of the group that is meant. -1 in logs of earlier releases: whatever has the name."""
 
 
 AnyCommand = (

@@ -38,7 +38,7 @@ from functools import partial
 from typing import Any
 
 from rayqueue.cluster import commands
-from rayqueue.cluster.catalog import unknown_topic
+from rayqueue.cluster.catalog import recreated_topic, unknown_topic
 from rayqueue.cluster.commands import decode_command, encode_command
 from rayqueue.cluster.machine import ClusterMachine
 from rayqueue.cluster.memberships import RETRY_S, Memberships
@@ -60,6 +60,7 @@ from rayqueue.protocol.calls import (
     ClusterInfo,
     CoordinatorCall,
     CreateTopic,
+    DeletedGroup,
     DeleteGroup,
     DeleteTopic,
     DescribeCluster,
@@ -267,8 +268,7 @@ class Coordinator:
                 case CreateTopic() | AlterTopic() | DeleteTopic():
                     self._change_topic(call, reply)
                 case DeleteGroup():
-                    check_name("group", call.group)
-                    self._write(commands.DeleteGroup(call.group), reply)
+                    self._delete_group(call, reply)
                 case GetTopics() | DescribeCluster() | ListGroups() | DescribeGroup():
                     self._read(partial(self._answer, call), reply)
                 case _:
@@ -331,6 +331,13 @@ class Coordinator:
             partitions,
             len(machine.groups),
         )
+
+    def _delete_group(self, call: DeleteGroup, reply: Reply) -> None:
+        check_name("group", call.group)
+        if call.born is None:
+            self._read(lambda: DeletedGroup(False, self._machine.deleted_generation), reply)
+        else:
+            self._write(commands.DeleteGroup(call.group, call.born), reply)
 
     def _new_producer_ids(self, call: NewProducerIds, reply: Reply) -> None:
         if not 1 <= call.count <= MAX_PRODUCER_IDS:
@@ -397,7 +404,7 @@ class Coordinator:
             case AlterTopic():
                 return self._alter_command(call)
             case DeleteTopic():
-                return commands.DeleteTopic(check_name("topic", call.name))
+                return commands.DeleteTopic(check_name("topic", call.name), call.topic_id)
             case _:
                 raise InvalidInputError(f"{type(call).__name__} changes no topic")
 
@@ -422,10 +429,12 @@ class Coordinator:
         known = self._machine.topics.get(check_name("topic", call.name))
         if known is None:
             raise unknown_topic(call.name)
+        if call.topic_id != known.topic_id:
+            raise recreated_topic(known, call.topic_id)
         settings = known.settings.changed(call.changes)
         new = settings.partitions - len(known.partitions)
         placement = self._place(new, settings.replication) if new else ()
-        return commands.AlterTopic(call.name, call.changes, placement)
+        return commands.AlterTopic(call.name, call.changes, placement, call.topic_id)
 
     def _place(self, partitions: int, replication: int) -> Placement:
         machine = self._machine

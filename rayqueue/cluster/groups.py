@@ -45,6 +45,7 @@ class _GroupRow(msgspec.Struct, frozen=True, array_like=True):
     group: str
     generation: int
     assignor: str
+    born: int = 0
 
 
 class _MemberRow(msgspec.Struct, frozen=True, array_like=True):
@@ -105,10 +106,12 @@ class Member:
 
 
 class Group:
-    def __init__(self, name: str, generation: int, assignor: str) -> None:
+    def __init__(self, name: str, generation: int, assignor: str, born: int = 0) -> None:
         self.name = name
         self.generation = generation
         self.assignor = assignor
+        self.born = born
+        """Its first generation. No other group of this name ever has the same; 0 of those that are older than this."""
         self.members: dict[str, Member] = {}
         self.instances: dict[str, str] = {}
         self.owners: dict[TopicPartition, str] = {}
@@ -153,13 +156,14 @@ class Group:
             MemberInfo(name, each.wish.instance, each.wish.client, each.wish.topics, each.grants(), each.target)
             for name, each in sorted(self.members.items())
         )
-        return GroupInfo(self.name, self.generation, self.assignor, state, members)
+        return GroupInfo(self.name, self.generation, self.assignor, state, members, self.born)
 
     # -- one step ------------------------------------------------------------------------
 
-    def step(self, changes: Iterable[GroupChange], topics: Topics) -> _Step:
+    def step(self, changes: Iterable[GroupChange], topics: Topics, least_generation: int = 0) -> _Step:
         """Several changes, then one new target for all of them if any needs one."""
         step = _Step(self)
+        step.least_generation = least_generation
         for change in changes:
             match change:
                 case Join():
@@ -188,6 +192,8 @@ class _Step:
         self.gone: list[str] = []
         self.aim = False
         """The target must be computed again."""
+        self.least_generation = 0
+        """The next one is above this."""
         self._changed = False
         self._inherited: dict[str, list[TopicPartition]] = {}
         self._before = {name: (member.owned.copy(), member.target) for name, member in group.members.items()}
@@ -278,7 +284,7 @@ class _Step:
         group = self.group
         if self.aim:
             self._retarget(topics)
-        generation = group.generation + 1
+        generation = max(group.generation, self.least_generation) + 1
         for name, member in group.members.items():
             for each in member.target:
                 if each not in group.owners:
@@ -331,15 +337,16 @@ class Groups:
         self.load(topics)
 
     def change(
-        self, name: str, changes: Iterable[GroupChange], topics: Topics, least_generation: int
+        self, name: str, changes: Iterable[GroupChange], topics: Topics, least_generation: int, *, above: bool
     ) -> tuple[RayQueueError | None, ...]:
-        """``least_generation``: what a new group goes on after."""
+        """``least_generation``: what a new group goes on after, and with ``above`` also one that is there."""
         group = self.known.get(name)
         new = group is None
         if group is None:
             group = Group(name, least_generation, "sticky")
-        step = group.step(changes, topics)
+        step = group.step(changes, topics, least_generation if above else 0)
         if new and step.changed:
+            group.born = group.generation if above else 0
             self.known[name] = group
         self._write(group, step)
         return tuple(step.answers)
@@ -354,10 +361,10 @@ class Groups:
                 changed.append(name)
         return changed
 
-    def delete(self, name: str) -> Group | RayQueueError | None:
-        """The group that was deleted; None if there was none."""
+    def delete(self, name: str, born: int) -> Group | RayQueueError | None:
+        """The group that was deleted; None if there is none, or another one of this name."""
         group = self.known.get(name)
-        if group is None:
+        if group is None or born not in (-1, group.born):
             return None
         if group.members:
             return GroupNotEmptyError(f"group {name!r} has {len(group.members)} members", members=len(group.members))
@@ -370,7 +377,7 @@ class Groups:
     def _write(self, group: Group, step: _Step) -> None:
         if not step.changed:
             return
-        row = _GroupRow(group.name, group.generation, group.assignor)
+        row = _GroupRow(group.name, group.generation, group.assignor, group.born)
         self._store.put(Table.META, _GROUP + group.name.encode(), _encode(row))
         for name in step.gone:
             self._store.delete(Table.META, _member_key(group.name, name))
@@ -401,7 +408,7 @@ class Groups:
         self._topics_of: dict[str, set[str]] = {}
         for _, row in self._store.scan(Table.META, _GROUP, bytes([_GROUP[0] + 1])):
             head = msgspec.msgpack.decode(row, type=_GroupRow)
-            self.known[head.group] = Group(head.group, head.generation, head.assignor)
+            self.known[head.group] = Group(head.group, head.generation, head.assignor, head.born)
         for key, row in self._store.scan(Table.META, _MEMBER, bytes([_MEMBER[0] + 1])):
             group = self.known[key[1:].split(b"\0", 1)[0].decode()]
             self._load_member(group, msgspec.msgpack.decode(row, type=_MemberRow), topics)

@@ -35,9 +35,10 @@ from rayqueue.cluster.commands import (
     decode_command,
 )
 from rayqueue.cluster.groups import Group, Groups
-from rayqueue.errors import InvariantBrokenError
+from rayqueue.errors import InvariantBrokenError, RayQueueError
 from rayqueue.ids import Index
 from rayqueue.log.store import LogStore, Table
+from rayqueue.protocol.calls import DeletedGroup
 from rayqueue.protocol.topics import TopicInfo
 from rayqueue.records.checksum import crc32c
 
@@ -84,6 +85,11 @@ class ClusterMachine:
         return self._groups.known
 
     @property
+    def deleted_generation(self) -> int:
+        """The highest of all groups that were deleted."""
+        return self._catalog.deleted_generation
+
+    @property
     def unmade(self) -> Mapping[ReplicaKey, PlacedReplica]:
         """Replicas whose data was not made yet: it may be made, once. If data of another is missing it was lost."""
         return self._catalog.unmade
@@ -117,8 +123,8 @@ class ClusterMachine:
     def _execute(self, command: AnyCommand) -> Any:
         catalog = self._catalog
         match command:
-            case ChangeGroup(group, changes):
-                answers = self._groups.change(group, changes, catalog.topics, catalog.deleted_generation)
+            case ChangeGroup(group, changes, above):
+                answers = self._groups.change(group, changes, catalog.topics, catalog.deleted_generation, above=above)
                 self._tell(group)
                 return answers
             case TakeProducerIds(count):
@@ -127,8 +133,8 @@ class ClusterMachine:
                 return self._followed(command.name, catalog.create_topic(command))
             case AlterTopic():
                 return self._followed(command.name, catalog.alter_topic(command))
-            case DeleteTopic(name):
-                return self._followed(name, catalog.delete_topic(name))
+            case DeleteTopic(name, topic_id):
+                return self._followed(name, catalog.delete_topic(name, topic_id))
             case PlaceCoordinator():
                 return catalog.place_coordinator(command)
             case ReplicasMade(replicas):
@@ -139,8 +145,8 @@ class ClusterMachine:
                 return catalog.put_broker(command)
             case CreateCluster(cluster_id):
                 return catalog.create_cluster(cluster_id)
-            case DeleteGroup(group):
-                return self._delete_group(group)
+            case DeleteGroup(group, born):
+                return self._delete_group(group, born)
             case Nothing():
                 return None
 
@@ -149,12 +155,13 @@ class ClusterMachine:
             self._tell(group)
         return answer
 
-    def _delete_group(self, name: str) -> Any:
-        deleted = self._groups.delete(name)
-        if isinstance(deleted, Group):
+    def _delete_group(self, name: str, born: int) -> DeletedGroup | RayQueueError:
+        deleted = self._groups.delete(name, born)
+        if isinstance(deleted, RayQueueError):
+            return deleted
+        if deleted is not None:
             self._catalog.keep_generation(deleted.generation)
-            return True
-        return False if deleted is None else deleted
+        return DeletedGroup(deleted is not None, self._catalog.deleted_generation)
 
     def _tell(self, group: str) -> None:
         if self.on_group_changed is not None:

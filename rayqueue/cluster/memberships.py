@@ -358,7 +358,8 @@ class Memberships:
         step = turn.under_way = turn.take()
         turn.due_s = self._now_s if len(turn) else NEVER
         if len(step):
-            self._propose(ChangeGroup(group, step.changes()), lambda answers: self._stepped(group, turn, step, answers))
+            change = ChangeGroup(group, step.changes(), above=True)
+            self._propose(change, lambda answers: self._stepped(group, turn, step, answers))
         else:
             self._stepped(group, turn, step, ())
 

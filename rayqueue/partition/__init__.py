@@ -15,6 +15,7 @@ from rayqueue.partition.commands import (
     configure_command,
     delete_group_command,
     fence_command,
+    forget_group_command,
     pin_command,
     trim_command,
 )
@@ -46,6 +47,7 @@ __all__ = [
     "configure_command",
     "delete_group_command",
     "fence_command",
+    "forget_group_command",
     "offset_for_time",
     "pin_command",
     "read",

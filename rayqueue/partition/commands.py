@@ -25,6 +25,7 @@ FENCE_PRODUCER = 0x13
 CONFIGURE = 0x14
 PIN_GROUP = 0x15
 TRIM_UNLESS_HELD = 0x16
+FORGET_GROUP = 0x17
 
 MAX_GROUP_BYTES = 255
 MAX_METADATA_BYTES = 4096
@@ -35,6 +36,7 @@ _TRIM_UNLESS_HELD = Struct("<BQQ")
 _COMMIT = Struct("<BB?xHHQ")  # tag, length of group, rewind, length of metadata, lanes, generation
 _LANE = Struct("<BQ")
 _FENCE = Struct("<BQI")
+_FORGET = Struct("<BB?xHQQ")  # tag, length of group, whether something was seen, lanes seen, generation, that seen
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +56,16 @@ class CommitOffsets:
 
 @dataclass(frozen=True, slots=True)
 class DeleteGroup:
+    """Of logs that an earlier release wrote. ``ForgetGroup`` says more."""
+
     group: str
+
+
+@dataclass(frozen=True, slots=True)
+class ForgetGroup:
+    group: str
+    generation: int
+    seen: tuple[int, Mapping[int, int]] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +85,7 @@ class Configure:
     settings: PartitionSettings
 
 
-Command = Trim | CommitOffsets | DeleteGroup | PinGroup | FenceProducer | Configure
+Command = Trim | CommitOffsets | DeleteGroup | ForgetGroup | PinGroup | FenceProducer | Configure
 
 
 # -- encoding -------------------------------------------------------------------
@@ -114,8 +125,24 @@ def commit_command(
 
 
 def delete_group_command(group: str) -> bytes:
-    """Forget the group's offsets."""
+    """Forget the group's offsets, as releases before ``forget_group_command`` did."""
     return bytes((DELETE_GROUP,)) + _encode_group(group)
+
+
+def forget_group_command(group: str, generation: int = 0, seen: tuple[int, Mapping[int, int]] | None = None) -> bytes:
+    """Forget the group's offsets, and refuse every generation up to this one from whoever is not known here.
+
+    Only if the group is still as it was ``seen``, generation and offsets; without that, if it is at no later
+    generation. So a command that is repeated does not delete what was committed since.
+    """
+    name = _encode_group(group)
+    seen_generation, offsets = seen or (0, {})
+    try:
+        head = _FORGET.pack(FORGET_GROUP, len(name), seen is not None, len(offsets), generation, seen_generation)
+        lanes = b"".join(_LANE.pack(lane, check_offset(offsets[lane])) for lane in sorted(offsets))
+    except struct.error as error:
+        raise InvalidInputError(f"a number does not fit: {error}") from None
+    return head + lanes + name
 
 
 def pin_command(group: str, pinned: bool = True) -> bytes:
@@ -199,6 +226,15 @@ def _decode_delete_group(payload: bytes) -> DeleteGroup:
     return DeleteGroup(payload[1:].decode())
 
 
+def _decode_forget_group(payload: bytes) -> ForgetGroup:
+    _, name_bytes, was_seen, lanes, generation, seen_generation = _FORGET.unpack_from(payload)
+    name_at = _FORGET.size + lanes * _LANE.size
+    if name_at + name_bytes != len(payload) or not name_bytes or (lanes and not was_seen):
+        raise InvalidInputError("lengths do not add up")
+    offsets = {lane: check_offset(offset) for lane, offset in _LANE.iter_unpack(payload[_FORGET.size : name_at])}
+    return ForgetGroup(payload[name_at:].decode(), generation, (seen_generation, offsets) if was_seen else None)
+
+
 def _decode_pin(payload: bytes) -> PinGroup:
     if not 2 < len(payload) <= 2 + MAX_GROUP_BYTES or payload[1] > 1:
         raise InvalidInputError("a group's name is empty or too long, or it is neither pinned nor not")
@@ -221,4 +257,5 @@ _DECODERS: dict[int, Callable[[bytes], Command]] = {
     CONFIGURE: _decode_configure,
     PIN_GROUP: _decode_pin,
     TRIM_UNLESS_HELD: _decode_trim_unless_held,
+    FORGET_GROUP: _decode_forget_group,
 }

@@ -10,6 +10,11 @@ nothing.
 which it, as far as anybody could know before, did not: a new group, a pin, a
 position that went back. Where to trim is decided before the trim is in the log;
 this is how applying it knows whether that decision still stands.
+
+``floor`` is the highest generation of all groups that were deleted. A group
+that is not known here must come with a later one: the coordinator begins a new
+life of a group above every generation that it ever deleted, so only members of
+a life that is over are refused. One number does for all groups that ever were.
 """
 
 from __future__ import annotations
@@ -22,8 +27,8 @@ from rayqueue.errors import InvalidInputError, OffsetOutOfRangeError, RayQueueEr
 from rayqueue.ids import Index, Offset
 from rayqueue.log.store import LogStore, Table
 from rayqueue.partition.answers import Committed, Deleted, Pinned
-from rayqueue.partition.commands import CommitOffsets
-from rayqueue.partition.rows import HELD_KEY, Rows
+from rayqueue.partition.commands import CommitOffsets, ForgetGroup
+from rayqueue.partition.rows import FLOOR_KEY, HELD_KEY, Rows
 from rayqueue.partition.settings import PartitionSettings
 from rayqueue.protocol.calls import Position
 
@@ -31,6 +36,7 @@ _STATE = Struct("<QH")  # generation, count of lanes and whether it is pinned
 _PINNED = 0x8000
 _LANE = Struct("<BQ")
 _HELD = Struct("<Q")
+_FLOOR = Struct("<Q")
 _DUMPED = Struct("<BI")  # length of the name, length of the row
 
 
@@ -66,6 +72,7 @@ class Groups:
         self._store = store
         self._known: dict[str, Group] = {}
         self.held_at = Index(0)
+        self.floor = 0
 
     def __len__(self) -> int:
         return len(self._known)
@@ -95,6 +102,12 @@ class Groups:
                 f"group {command.group!r} is at generation {group.generation}, not {command.generation}",
                 generation=command.generation,
                 current=group.generation,
+            )
+        if known is None and 0 < command.generation <= self.floor:
+            return StaleGenerationError(
+                f"group {command.group!r} was deleted; generation {command.generation} is of its earlier life",
+                generation=command.generation,
+                current=self.floor,
             )
         offsets = dict(group.offsets)
         held = known is None
@@ -149,15 +162,34 @@ class Groups:
             self._store.delete(Table.GROUPS, name.encode())
         return Deleted(existed)
 
+    def forget(self, command: ForgetGroup) -> Deleted:
+        if command.generation > self.floor:
+            self._raise_floor(command.generation)
+        known = self._known.get(command.group)
+        if known is None:
+            return Deleted(False)
+        as_seen = (known.generation, known.offsets) == command.seen
+        if not as_seen and (command.seen is not None or known.generation > command.generation):
+            return Deleted(False)
+        return self.delete(command.group)
+
+    def _raise_floor(self, floor: int) -> None:
+        self.floor = floor
+        self._store.put(Table.META, FLOOR_KEY, _FLOOR.pack(floor))
+
     # -- the table and the checkpoint ---------------------------------------------
 
     def load(self) -> None:
         self._known = read_groups(self._store)
         held = self._store.get(Table.META, HELD_KEY)
         self.held_at = Index(0 if held is None else _HELD.unpack(held)[0])
+        floor = self._store.get(Table.META, FLOOR_KEY)
+        self.floor = 0 if floor is None else _FLOOR.unpack(floor)[0]
 
     def dump(self) -> bytes:
         parts: list[bytes] = []
+        if self.floor:  # a group without a name; those of earlier releases have none
+            parts += (_DUMPED.pack(0, _FLOOR.size), _FLOOR.pack(self.floor))
         for name in self:
             key, row = name.encode(), self._known[name].encode()
             parts += (_DUMPED.pack(len(key), len(row)), key, row)
@@ -166,6 +198,7 @@ class Groups:
     def restore(self, dumped: bytes, held_at: Index) -> None:
         """Take over a dump; the table is empty."""
         self._known.clear()
+        self.floor = 0
         self._hold(held_at)
         at = 0
         while at < len(dumped):
@@ -174,6 +207,9 @@ class Groups:
             row_at = key_at + key_bytes
             at = row_at + row_bytes
             key, row = dumped[key_at:row_at], dumped[row_at:at]
+            if not key:
+                self._raise_floor(_FLOOR.unpack(row)[0])
+                continue
             self._known[key.decode()] = Group.decode(row)
             self._store.put(Table.GROUPS, key, row)
 

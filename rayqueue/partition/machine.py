@@ -32,6 +32,7 @@ from rayqueue.partition.commands import (
     Configure,
     DeleteGroup,
     FenceProducer,
+    ForgetGroup,
     PinGroup,
     Trim,
     check_offset,
@@ -259,6 +260,9 @@ class Partition:
             case DeleteGroup(group):
                 self._progress.moved(group)
                 return self.groups.delete(group)
+            case ForgetGroup():
+                self._progress.moved(command.group)
+                return self.groups.forget(command)
             case PinGroup(group, pinned):
                 self._progress.moved(group)
                 return self.groups.pin(group, pinned, index, self.settings)

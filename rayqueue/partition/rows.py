@@ -27,6 +27,7 @@ LOG_KEY = b"log"
 SETTINGS_KEY = b"settings"
 LANES_KEY = b"lanes"
 HELD_KEY = b"held"
+FLOOR_KEY = b"floor"
 
 
 class Rows(Protocol):

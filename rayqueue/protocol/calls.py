@@ -129,6 +129,14 @@ class GroupInfo(msgspec.Struct, frozen=True, array_like=True):
     state: str
     """``empty``, ``stable`` or ``rebalancing``."""
     members: tuple[MemberInfo, ...]
+    born: int = 0
+    """The generation that it began with. A group that is deleted and made again begins above all that it ever had."""
+
+
+class DeletedGroup(msgspec.Struct, frozen=True, array_like=True):
+    existed: bool
+    generation: int
+    """The highest of all groups that were deleted: no group that is made from now on has it, or a lower one."""
 
 
 # -- calls ---------------------------------------------------------------------------
@@ -176,10 +184,17 @@ class Pin(Call, frozen=True, kw_only=True):
 
 
 class ForgetGroup(Call, frozen=True, kw_only=True):
-    """Delete the group's position. Answers whether there was one."""
+    """Delete the group's position. Answers whether there was one that was deleted.
+
+    If the position is still the one that was ``seen``; without that, if its generation is at most this one. Members
+    of a group that is not known here are refused from now on if their generation is at most this one
+    (``DeletedGroup``).
+    """
 
     answer_type: ClassVar[Any] = bool
     group: str
+    generation: int = 0
+    seen: Position | None = None
 
 
 class GetGroups(Call, frozen=True, kw_only=True):
@@ -240,16 +255,20 @@ class CreateTopic(Call, frozen=True, kw_only=True):
 
 
 class AlterTopic(Call, frozen=True, kw_only=True):
+    """``TopicRecreatedError`` if the name is another topic's by now: one that the caller has not seen."""
+
     answer_type: ClassVar[Any] = TopicInfo
     name: str
+    topic_id: int
     changes: dict[str, int | bool | None]
 
 
 class DeleteTopic(Call, frozen=True, kw_only=True):
-    """Answers whether there was one."""
+    """Answers whether it was there. A topic of this name that was made later stays."""
 
     answer_type: ClassVar[Any] = bool
     name: str
+    topic_id: int
 
 
 class NewProducerIds(Call, frozen=True, kw_only=True):
@@ -317,10 +336,15 @@ class DescribeGroup(Call, frozen=True, kw_only=True):
 
 
 class DeleteGroup(Call, frozen=True, kw_only=True):
-    """Only without members (``GroupNotEmptyError``). Its positions are the partitions': ``ForgetGroup``."""
+    """Only without members (``GroupNotEmptyError``). Its positions are the partitions': ``ForgetGroup``.
 
-    answer_type: ClassVar[Any] = bool
+    A group of this name that was made after the one with this ``born`` stays. None: there is no such group, as far as
+    the caller knows, but there may be positions of one.
+    """
+
+    answer_type: ClassVar[Any] = DeletedGroup
     group: str
+    born: int | None
 
 
 CoordinatorCall = (

@@ -36,7 +36,7 @@ from rayqueue.partition import (
     Pinned,
     Trimmed,
     commit_command,
-    delete_group_command,
+    forget_group_command,
     pin_command,
 )
 from rayqueue.partition.commands import check_offset, decode
@@ -370,8 +370,9 @@ class PartitionService:
                 if pinned:  # a group that has another name from earlier can still be let go of
                     check_name("group", group)
                 self._command(pin_command(group, pinned), reply)
-            case calls.ForgetGroup(group=group):
-                self._command(delete_group_command(group), reply)
+            case calls.ForgetGroup(group=group, generation=generation, seen=position):
+                seen = None if position is None else (position.generation, position.offsets)
+                self._command(forget_group_command(group, generation, seen), reply)
             case calls.Trim(before=before):
                 self._replica.check_leads()
                 self._command(partition.guarded_trim(before), reply)

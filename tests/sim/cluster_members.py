@@ -296,13 +296,19 @@ class Admin:
         self._ask(calls.CreateTopic(name=name, settings=settings, attempt=f"a{self.attempts}"))
 
     def alter(self, name: str, partitions: int) -> None:
-        self._ask(calls.AlterTopic(name=name, changes={"partitions": partitions}))
+        self._ask(calls.AlterTopic(name=name, topic_id=self._seen(name), changes={"partitions": partitions}))
 
     def delete(self, name: str) -> None:
-        self._ask(calls.DeleteTopic(name=name))
+        self._ask(calls.DeleteTopic(name=name, topic_id=self._seen(name)))
 
     def delete_group(self, name: str) -> None:
-        self._ask(calls.DeleteGroup(group=name))
+        group = self.world.checker.reference.groups.get(name)
+        self._ask(calls.DeleteGroup(group=name, born=None if group is None else group.born))
+
+    def _seen(self, name: str) -> int:
+        """As one who has just asked."""
+        info = self.world.checker.reference.topics.get(name)
+        return -1 if info is None else info.topic_id
 
     def take_ids(self, count: int) -> None:
         self._ask(calls.NewProducerIds(count=count))

@@ -15,7 +15,7 @@ from rayqueue.client.routing import same_topic
 from rayqueue.config import Settings
 from rayqueue.errors import ClosedError, RayQueueError, UnknownTopicError
 from rayqueue.partition import Admission, Appended, PartitionSettings
-from rayqueue.partition.commands import commit_command, delete_group_command, pin_command, trim_command
+from rayqueue.partition.commands import commit_command, forget_group_command, pin_command, trim_command
 from rayqueue.partition.reader import offset_for_time, read, read_lanes
 from rayqueue.protocol import calls
 from rayqueue.protocol.data import Appended as AppendedAnswer
@@ -158,7 +158,8 @@ class MemoryPartition:
             case calls.Pin():
                 command = pin_command(call.group, call.pinned)
             case calls.ForgetGroup():
-                command = delete_group_command(call.group)
+                seen = None if call.seen is None else (call.seen.generation, call.seen.offsets)
+                command = forget_group_command(call.group, call.generation, seen)
             case calls.Trim():
                 command = trim_command(call.before)
             case _:

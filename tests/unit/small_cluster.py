@@ -23,7 +23,7 @@ from rayqueue.config import ClusterSettings, ConsumerSettings, Settings
 from rayqueue.errors import NotLeaderError, RayQueueError, UnknownPartitionError, UnknownTopicError
 from rayqueue.ids import GroupId, Index, NodeId
 from rayqueue.log.memory_store import MemoryStore
-from rayqueue.partition import commit_command, offset_for_time, pin_command, trim_command
+from rayqueue.partition import commit_command, forget_group_command, offset_for_time, pin_command, trim_command
 from rayqueue.protocol import calls
 from rayqueue.protocol.calls import AlterTopic, Call, CreateTopic, DeleteTopic, GetTopics
 from rayqueue.protocol.data import FetchAnswer, FetchRequest
@@ -110,6 +110,10 @@ class LocalPartition:
                 answer = answer if isinstance(answer, RayQueueError) else answer.position()
             case calls.Pin():
                 answer = log.apply(pin_command(call.group, call.pinned))
+            case calls.ForgetGroup():
+                seen = None if call.seen is None else (call.seen.generation, call.seen.offsets)
+                answer = log.apply(forget_group_command(call.group, call.generation, seen))
+                answer = answer if isinstance(answer, RayQueueError) else answer.existed
             case calls.GetBounds():
                 answer = calls.Bounds(partition.readable_from, partition.high_watermark)
             case calls.GetPosition():
@@ -212,7 +216,9 @@ class SmallCluster:
         self._make(name)
 
     async def grow(self, name: str, partitions: int) -> None:
-        await self.process().coordinator.call(AlterTopic(name=name, changes={"partitions": partitions}))
+        topic_id = self.machine.topics[name].topic_id
+        call = AlterTopic(name=name, topic_id=topic_id, changes={"partitions": partitions})
+        await self.process().coordinator.call(call)
         self._make(name)
 
     def _make(self, name: str) -> None:
@@ -225,7 +231,8 @@ class SmallCluster:
 
     async def delete(self, name: str) -> None:
         """Nobody leads its partitions any more."""
-        await self.process().coordinator.call(DeleteTopic(name=name))
+        call = DeleteTopic(name=name, topic_id=self.machine.topics[name].topic_id)
+        await self.process().coordinator.call(call)
         for partition in [each for each in self.partitions if each.topic == name]:
             self.partitions.pop(partition).gone = True
 

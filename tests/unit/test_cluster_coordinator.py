@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rayqueue.cluster import memberships
+from rayqueue.cluster import commands, memberships
 from rayqueue.errors import (
     GroupNotEmptyError,
     InvalidInputError,
@@ -17,6 +17,7 @@ from rayqueue.errors import (
     QueueFullError,
     RayQueueError,
     TopicExistsError,
+    TopicRecreatedError,
     UnknownGroupError,
     UnknownMemberError,
     UnknownTopicError,
@@ -26,6 +27,7 @@ from rayqueue.protocol.calls import (
     Assignment,
     CoordinatorCall,
     CreateTopic,
+    DeletedGroup,
     DeleteGroup,
     DeleteTopic,
     DescribeCluster,
@@ -71,13 +73,15 @@ def test_topics_from_calls(service: Service) -> None:
     assert service.ask(create("u", 3, attempt="1")).answer == made
     assert service.ask(create("u", 9, if_missing=True)).answer == made
     assert isinstance(service.ask(create("u", 3, attempt="2")).answer, TopicExistsError)
-    assert len(service.ask(AlterTopic(name="u", changes={"partitions": 5})).answer.partitions) == 5
-    assert isinstance(service.ask(AlterTopic(name="x", changes={})).answer, UnknownTopicError)
+    assert (
+        len(service.ask(AlterTopic(name="u", topic_id=made.topic_id, changes={"partitions": 5})).answer.partitions) == 5
+    )
+    assert isinstance(service.ask(AlterTopic(name="x", topic_id=1, changes={})).answer, UnknownTopicError)
     found = service.ask(GetTopics(names=("u", "nope"))).answer
     assert ([info.name for info in found.topics], found.version) == (["u"], 3)
     assert [info.name for info in service.ask(GetTopics()).answer.topics] == ["t", "u"]
-    assert service.ask(DeleteTopic(name="u")).answer is True
-    assert service.ask(DeleteTopic(name="u")).answer is False
+    assert service.ask(DeleteTopic(name="u", topic_id=made.topic_id)).answer is True
+    assert service.ask(DeleteTopic(name="u", topic_id=made.topic_id)).answer is False
     info = service.ask(DescribeCluster()).answer
     assert (info.coordinator, info.term, info.topics, info.partitions) == ("c1", 1, 1, 4)
 
@@ -97,10 +101,10 @@ def test_topics_made_at_the_same_time_are_placed_one_after_the_other(service: Se
         create("x", 0),
         create("x", 2_000_000),
         create("x", attempt="a" * 1000),
-        AlterTopic(name="t", changes={"partitions": 1}),
-        AlterTopic(name="t", changes={"nope": 1}),
-        AlterTopic(name="t", changes={"partitions": None}),
-        DeleteTopic(name=""),
+        AlterTopic(name="t", topic_id=1, changes={"partitions": 1}),
+        AlterTopic(name="t", topic_id=1, changes={"nope": 1}),
+        AlterTopic(name="t", topic_id=1, changes={"partitions": None}),
+        DeleteTopic(name="", topic_id=1),
         NewProducerIds(count=0),
         NewProducerIds(count=10**9),
         JoinGroup(group="no spaces", member="m", topics=()),
@@ -111,7 +115,7 @@ def test_topics_made_at_the_same_time_are_placed_one_after_the_other(service: Se
         JoinGroup(group="g", member="m", topics=("t",), session_timeout_ms=1),
         JoinGroup(group="g", member="m", topics=("t",), assignor="dice"),
         JoinGroup(group="g", member="m", topics=tuple(f"t{n}" for n in range(2000))),
-        DeleteGroup(group=""),
+        DeleteGroup(group="", born=1),
         GetStatus(),
     ],
 )
@@ -128,7 +132,9 @@ def test_limits() -> None:
     assert isinstance(service.ask(create("x", 6)).answer, InvalidInputError)
     service.ask(create("x", 5))
     assert isinstance(service.ask(create("y", 1)).answer, InvalidInputError)
-    assert isinstance(service.ask(AlterTopic(name="x", changes={"partitions": 6})).answer, InvalidInputError)
+    assert isinstance(
+        service.ask(AlterTopic(name="x", topic_id=1, changes={"partitions": 6})).answer, InvalidInputError
+    )
     service.join("a", "x")
     service.join("b", "x")
     assert isinstance(service.join("c", "x"), InvalidInputError)
@@ -331,10 +337,62 @@ def test_a_member_that_is_gone_before_it_has_joined(service: Service) -> None:
     assert not service.log.machine.groups["g"].members
 
 
+def test_a_delete_that_is_repeated_does_not_meet_what_was_made_since(service: Service) -> None:
+    """Its answer was lost, somebody made the topic, or the group, again, and the same call comes a second time."""
+    first = service.ask(create("u", 3)).answer
+    delete = DeleteTopic(name="u", topic_id=first.topic_id)
+    assert service.ask(delete).answer is True
+    second = service.ask(create("u", 3)).answer
+    assert service.ask(delete).answer is False
+    alter = AlterTopic(name="u", topic_id=first.topic_id, changes={"retention_ms": 1})
+    assert isinstance(service.ask(alter).answer, TopicRecreatedError)
+    assert service.ask(GetTopics(names=("u",))).answer.topics == (second,)
+
+    service.join("a", "t")
+    service.ask(LeaveGroup(group="g", member="a"))
+    born = service.ask(DescribeGroup(group="g")).answer.born
+    delete_group = DeleteGroup(group="g", born=born)
+    assert service.ask(delete_group).answer.existed
+    assert not service.ask(delete_group).answer.existed
+    service.join("b", "t")
+    service.ask(LeaveGroup(group="g", member="b"))
+    again = service.ask(DescribeGroup(group="g")).answer
+    assert again.born > born
+    assert not service.ask(delete_group).answer.existed
+    assert service.ask(DescribeGroup(group="g")).answer == again
+
+
+def test_a_change_that_meets_another_topic_when_it_is_applied_changes_nothing(service: Service) -> None:
+    """It was checked against the old topic, and the log has the new one before it."""
+    service.ask(create("u", 3))
+    info = service.log.machine.topics["u"]
+    service.log.apply(commands.DeleteTopic("u", info.topic_id))
+    service.log.apply(commands.CreateTopic("u", info.settings, (("b0", "b1", "b2"),) * 3))
+    refused = service.log.apply(commands.AlterTopic("u", {"retention_ms": 1}, (), info.topic_id))
+    assert isinstance(refused, TopicRecreatedError)
+    assert service.log.apply(commands.DeleteTopic("u", info.topic_id)) is False
+
+
+def test_generations_are_above_all_that_were_ever_deleted(service: Service) -> None:
+    """Partitions keep one floor for all groups: whoever comes with a generation up to it is of a life that is over."""
+    for number in range(6):
+        service.join(f"m{number}", "t", group="long", client=number)
+    kept = service.join("x", "t", group="kept")
+    for number in range(6):
+        service.ask(LeaveGroup(group="long", member=f"m{number}"))
+    born = service.ask(DescribeGroup(group="long")).answer.born
+    floor = service.ask(DeleteGroup(group="long", born=born)).answer.generation
+    assert floor > kept.generation
+    new = service.join("y", "t", group="new")
+    later = service.join("z", "t", group="kept")
+    assert min(new.generation, later.generation) > floor
+    assert service.ask(DeleteGroup(group="never", born=None)).answer == DeletedGroup(False, floor)
+
+
 def test_leaving(service: Service) -> None:
     a = service.join("a", "t")
     service.join("b", "t", client=2)
-    assert isinstance(service.ask(DeleteGroup(group="g")).answer, GroupNotEmptyError)
+    assert isinstance(service.ask(DeleteGroup(group="g", born=1)).answer, GroupNotEmptyError)
     waiting = service.beat("a", a.generation + 1, tp(0), tp(1), wait_ms=400)
     assert service.ask(LeaveGroup(group="g", member="b")).answer is None
     assert partitions(waiting.answer) == [0, 1, 2, 3]
@@ -342,7 +400,8 @@ def test_leaving(service: Service) -> None:
     assert service.ask(LeaveGroup(group="never", member="b")).answer is None
     service.ask(LeaveGroup(group="g", member="a"))
     assert [group.state for group in service.ask(ListGroups()).answer] == ["empty"]
-    assert service.ask(DeleteGroup(group="g")).answer is True
+    last = service.log.machine.groups["g"].generation
+    assert service.ask(DeleteGroup(group="g", born=1)).answer == DeletedGroup(True, last)
     assert isinstance(service.ask(DescribeGroup(group="g")).answer, UnknownGroupError)
 
 
@@ -417,7 +476,7 @@ def test_members_that_come_while_a_step_is_under_way_are_the_next_step(service: 
 
 
 def test_members_that_join_one_by_one_move_no_more_than_they_must(service: Service) -> None:
-    service.ask(AlterTopic(name="t", changes={"partitions": 60}))
+    service.ask(AlterTopic(name="t", topic_id=1, changes={"partitions": 60}))
     members: dict[str, Assignment] = {}
     for number in range(6):
         members[f"m{number}"] = service.join(f"m{number}", "t")

@@ -43,6 +43,7 @@ from rayqueue.ids import GroupId, Index, NodeId
 from rayqueue.log.lmdb_store import LmdbStore
 from rayqueue.log.memory_store import MemoryStore
 from rayqueue.log.store import Table
+from rayqueue.protocol.calls import DeletedGroup
 from rayqueue.protocol.topics import TopicPartition, TopicSettings
 from rayqueue.raft.engine import RaftEngine
 from rayqueue.raft.members import Members
@@ -298,8 +299,8 @@ def test_a_group_that_is_made_again_goes_on_after_the_old_one(log: ClusterLog) -
     log.apply(change("g", join("a")))
     assert isinstance(log.apply(DeleteGroup("g")), GroupNotEmptyError)
     log.apply(change("g", Leave("a")))
-    assert log.apply(DeleteGroup("g")) is True
-    assert log.apply(DeleteGroup("g")) is False
+    assert log.apply(DeleteGroup("g")) == DeletedGroup(True, 2)
+    assert log.apply(DeleteGroup("g")) == DeletedGroup(False, 2)
     log.restart()
     log.apply(change("g", join("b")))
     assert log.machine.groups["g"].generation == 3

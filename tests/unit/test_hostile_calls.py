@@ -53,10 +53,10 @@ def test_a_failure_may_name_its_details_as_it_likes(name: str) -> None:
 def test_settings_that_no_topic_has(name: str) -> None:
     service = Service()
     service.ask(CreateTopic(name="t", settings=TopicSettings()))
-    refusal = service.ask(AlterTopic(name="t", changes={name: 1})).answer
+    refusal = service.ask(AlterTopic(name="t", topic_id=1, changes={name: 1})).answer
     assert isinstance(refusal, InvalidInputError)
     assert "no setting" in str(refusal)
-    assert service.ask(AlterTopic(name="t", changes={"partitions": 2})).answer.settings.partitions == 2
+    assert service.ask(AlterTopic(name="t", topic_id=1, changes={"partitions": 2})).answer.settings.partitions == 2
 
 
 def test_a_bug_that_a_call_finds_refuses_the_call_and_nobody_elses(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,6 +32,7 @@ from rayqueue.partition import (
     configure_command,
     delete_group_command,
     fence_command,
+    forget_group_command,
     machine,
     trim_command,
 )
@@ -258,6 +259,45 @@ def test_groups_are_bounded_and_can_be_deleted() -> None:
     assert len(log.partition.groups) == len(list(log.store.scan(Table.GROUPS))) == 2
 
 
+def test_members_of_a_deleted_group_stay_out() -> None:
+    """What they commit afterwards is not where the group's next life begins."""
+    log = Log()
+    log.apply(batch(10))
+    log.apply(commit_command("g", 5, {0: 4}))
+    assert log.apply(forget_group_command("g", 5, (5, {0: 4}))) == Deleted(True)
+    for again in range(3):
+        for generation in (1, 4, 5):
+            refused = log.apply(commit_command("g", generation, {0: 9}))
+            assert isinstance(refused, StaleGenerationError)
+            assert refused.details["current"] == 5
+            assert isinstance(log.apply(commit_command("g", generation, {})), StaleGenerationError)
+        assert log.partition.position("g") is None
+        if again == 0:
+            log.store.sync()
+            log.crash()
+        elif again == 1:
+            log = log.twin_from_checkpoint(log.checkpoint())
+    assert log.apply(commit_command("g", 0, {0: 1})) == committed(0, {0: 1}), "nobody gives a generation to these"
+    assert log.apply(commit_command("h", 6, {})) == committed(6, {})
+    log.apply(forget_group_command("h", 3))
+    assert log.partition.position("h") is not None, "it is at a later generation"
+    assert log.apply(forget_group_command("nobody", 9)) == Deleted(False)
+    assert log.partition.groups.floor == 9
+    assert log.apply(commit_command("h", 6, {0: 2})) == committed(6, {0: 2}), "a group that is known goes on"
+
+
+def test_what_was_committed_since_is_not_forgotten() -> None:
+    log = Log()
+    log.apply(batch(10))
+    log.apply(commit_command("g", 0, {0: 4}))
+    forget = forget_group_command("g", 0, (0, {0: 4}))
+    assert log.apply(forget) == Deleted(True)
+    log.apply(commit_command("g", 0, {0: 7}))
+    assert log.apply(forget) == Deleted(False), "its answer was lost, and it came again"
+    assert log.apply(forget_group_command("g", 0, (1, {0: 7}))) == Deleted(False)
+    assert log.apply(forget_group_command("g")) == Deleted(True)
+
+
 # -- settings -------------------------------------------------------------------------
 
 
@@ -299,6 +339,10 @@ def test_impossible_settings(wrong: dict[str, Any]) -> None:
         commit_command("g", 1, {0: 1}).replace(b"g", b"\xff"),
         delete_group_command("g")[:1],
         delete_group_command("g") + b"\xff",
+        forget_group_command("g", 3, (1, {0: 1}))[:-1],
+        forget_group_command("g", 3, (1, {0: 1}))[:10],
+        forget_group_command("g", 3) + b"x",
+        forget_group_command("g", 3).replace(b"g", b"\xff"),
         fence_command(1, 1)[:-1],
         configure_command(PartitionSettings())[:-1],
         configure_command(PartitionSettings()).replace(b"\x01\0", b"\0\0", 1),
@@ -330,6 +374,10 @@ def test_commands_with_wrong_offsets_are_not_made(offset: int) -> None:
         lambda: commit_command("g", 1, {256: 1}),
         lambda: commit_command("g", 1, {}, metadata=bytes(4097)),
         lambda: delete_group_command(""),
+        lambda: forget_group_command(""),
+        lambda: forget_group_command("g", -1),
+        lambda: forget_group_command("g", 2**64),
+        lambda: forget_group_command("g", 1, (1, {0: -1})),
         lambda: fence_command(-1, 1),
         lambda: fence_command(1, 2**32),
     ],

@@ -51,6 +51,8 @@ def made(cls: type[Call]) -> Call:
         "generation": 3,
         "timestamp_ms": 4,
         "before": 5,
+        "topic_id": 7,
+        "born": 2,
     }
     fields = [field for field in msgspec.structs.fields(cls) if field.required]
     return cls(**{field.name: some[field.name] for field in fields})
