@@ -57,8 +57,8 @@ def test_so_do_new_partitions() -> None:
     service = restarted(known=3, there=3)
     service.ask(create())
     service.coordinator.set_brokers(service.now, nodes(2))
-    asked = service.ask(AlterTopic(name="t", changes={"partitions": 3}))
-    other = service.ask(AlterTopic(name="t", changes={"retention_ms": 5}))
+    asked = service.ask(AlterTopic(name="t", topic_id=1, changes={"partitions": 3}))
+    other = service.ask(AlterTopic(name="t", topic_id=1, changes={"retention_ms": 5}))
     assert isinstance(other.answer, TopicInfo)  # what needs no place does not wait
     assert not asked.given
     service.coordinator.set_brokers(service.now, nodes(3))
@@ -120,7 +120,7 @@ def test_others_need_not_wait_for_who_waits() -> None:
     service = restarted(known=4, there=2)
     waiting = service.ask(create("waits"))
     assert isinstance(service.ask(create("fits", replication=2)).answer, TopicInfo)
-    assert service.ask(DeleteTopic(name="fits")).answer is True
+    assert service.ask(DeleteTopic(name="fits", topic_id=1)).answer is True
     assert not waiting.given
     service.coordinator.unlead()
     assert isinstance(waiting.answer, NotLeaderError)
@@ -150,9 +150,9 @@ def test_replicas_beyond_the_nodes_memory_are_refused_and_nothing_is_made() -> N
     assert isinstance(service.ask(create("ten", partitions=10)).answer, TopicInfo)
     assert [broker.room for broker in service.ask(DescribeCluster()).answer.brokers] == [0, 0, 0]
     assert isinstance(service.ask(create("one")).answer, CapacityError)
-    assert isinstance(service.ask(AlterTopic(name="ten", changes={"partitions": 11})).answer, CapacityError)
-    assert isinstance(service.ask(AlterTopic(name="ten", changes={"retention_ms": 1})).answer, TopicInfo)
-    service.ask(DeleteTopic(name="ten"))
+    assert isinstance(service.ask(AlterTopic(name="ten", topic_id=1, changes={"partitions": 11})).answer, CapacityError)
+    assert isinstance(service.ask(AlterTopic(name="ten", topic_id=1, changes={"retention_ms": 1})).answer, TopicInfo)
+    service.ask(DeleteTopic(name="ten", topic_id=1))
     assert isinstance(service.ask(create("one")).answer, TopicInfo)
 
 
