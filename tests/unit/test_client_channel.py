@@ -261,8 +261,9 @@ def test_calls(make: Make, nodes: int) -> None:
         assert (await channel.call(calls.GetGroups()))["g"].pinned
         assert await channel.call(calls.FindOffset(timestamp_ms=15)) == 1
         assert await channel.call(calls.Trim(before=3)) == 2  # the group is pinned there
-        assert await channel.call(calls.ForgetGroup(group="g"))
-        assert not await channel.call(calls.ForgetGroup(group="g"))
+        assert not await channel.call(calls.ForgetGroup(group="g", generation=3))
+        assert await channel.call(calls.ForgetGroup(group="g", generation=4))
+        assert not await channel.call(calls.ForgetGroup(group="g", generation=4))
         status = await channel.call(calls.GetStatus())
         assert (status.node, status.role, status.high_watermark) == (cluster.leader, "leader", 3)
         assert type(await error_of(channel.call(calls.GetTopics()))) is InvalidInputError
