@@ -1,4 +1,4 @@
-"""Where records wait between ``send`` and the I/O thread, gathered into batches.
+"""The producer's accumulator: records wait here, in batches, between ``send`` and the I/O thread.
 
 Application threads add records; the sender, in the I/O thread, takes batches.
 Between them stands one lock, held for about a microsecond. No I/O, and no
@@ -10,7 +10,11 @@ clock but the one that is handed in.
   linger, once nothing else of its partition is under way. So batches are small when there is little to send and
   fill by themselves when there is much.
 - Batches of one lane are taken in the order in which their records were added. Among lanes the higher one goes first.
-- ``buffer_bytes`` bounds all that was added and is not resolved yet, wherever it is.
+- ``buffer_bytes`` bounds all that was added and is not resolved yet, wherever it is. A topic with a bounded backlog
+  bounds the same per partition: more than its partition ever takes is not accepted for it.
+- Records for ``ANY`` partition go to the one that has the least on its way, some at a time, so that a burst is spread
+  over partitions that have nothing to do and batches still fill where all are busy.
+- What failed and nobody has looked at is kept for ``flush`` and ``close``, which tell it.
 - The sender is woken when there is something to take that it does not know of, once, not for every record.
 """
 
@@ -20,13 +24,14 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakSet
 
 from rayqueue.client.delivery import Delivery, Outcome, Part
 from rayqueue.client.forks import forked
+from rayqueue.client.outgoing import Batch
 from rayqueue.errors import ClosedError, RayQueueError
-from rayqueue.records import Compression, Headers, HeadersIn, RecordBatch, with_producer
+from rayqueue.records import Headers, HeadersIn
 
 RECORD_BYTES = 12
 """What a record costs in a batch besides its bytes: a timestamp, and where its value ends."""
@@ -35,83 +40,24 @@ PAIR_BYTES = 8
 BATCH_BYTES = 1024
 """More than a batch has besides its records."""
 
+STRIPE = 16
+"""Records without a partition of their own that follow each other into one, before another is looked for."""
+_LOOK_AT = 8
+"""Partitions among which the one with the least on its way is found. The next time others are looked at."""
+
+MAX_FAILED = 10_000
+"""Failed batches that are kept for ``flush``. Of more it knows the number of their records."""
+
 _REFILL = 0.75
 """Whoever waits for space is woken when no more than this part of the buffer is used."""
 
 Wake = Callable[[], None]
 
 
-class Batch:
-    """Records of one lane of one partition, first as columns, then encoded."""
-
-    __slots__ = (
-        "attempt",
-        "count",
-        "deadline_s",
-        "headers",
-        "keys",
-        "lane",
-        "maybe_written",
-        "opened_s",
-        "outcome",
-        "payload",
-        "sequence",
-        "serial",
-        "settled",
-        "size_bytes",
-        "timestamps",
-        "values",
-    )
-
-    def __init__(self, outcome: Outcome, lane: int, timestamps: list[int], opened_s: float, deadline_s: float) -> None:
-        self.outcome = outcome
-        self.lane = lane
-        self.values: list[bytes | None] = []
-        self.keys: list[bytes | None] | None = None
-        self.headers: list[HeadersIn] | None = None
-        self.timestamps = timestamps
-        self.size_bytes = 0
-        self.opened_s = opened_s
-        self.deadline_s = deadline_s
-        self.serial = 0
-        self.count = 0
-        """Of an encoded batch."""
-        self.payload: bytes | None = None
-        # What the sender knows of it.
-        self.sequence = -1
-        self.attempt = 0
-        self.maybe_written = False
-        self.settled = False
-
-    def __len__(self) -> int:
-        return self.count or len(self.values)
-
-    def stamp(self, compression: Compression, producer_id: int, sequence: int, epoch: int) -> bytes:
-        """The batch as it goes over the wire. From now on it is kept in this form only."""
-        self.sequence = sequence
-        if self.payload is not None:
-            self.payload = with_producer(self.payload, producer_id, sequence, epoch)
-            return self.payload
-        self.payload = RecordBatch.encode(
-            self.values,
-            self.keys,
-            self.headers,
-            timestamps=self.timestamps,
-            lane=self.lane,
-            compression=compression,
-            producer_id=producer_id,
-            sequence=sequence,
-            epoch=epoch,
-        )
-        self.count = len(self.values)
-        self.values, self.keys, self.headers = [], None, None
-        return self.payload
-
-
 class PartitionBuffer:
     """What waits for one partition."""
 
-    __slots__ = ("in_flight", "number", "open", "ready", "signalled", "topic", "topic_id")
+    __slots__ = ("in_flight", "number", "open", "ready", "records", "signalled", "size_bytes", "topic", "topic_id")
 
     def __init__(self, topic: str, topic_id: int, number: int, lanes: int) -> None:
         self.topic = topic
@@ -122,6 +68,10 @@ class PartitionBuffer:
         self.in_flight = 0
         """Batches that the sender has taken and that are not acknowledged. The sender's to write."""
         self.signalled = False
+        self.records = 0
+        """Added and not resolved, wherever they are."""
+        self.size_bytes = 0
+        """The same, of batches that were begun."""
 
     def __len__(self) -> int:
         """Batches."""
@@ -131,10 +81,19 @@ class PartitionBuffer:
 class TopicBuffer:
     """What waits for one topic, and whose turn it is among its partitions."""
 
-    __slots__ = ("lanes", "max_record_bytes", "name", "partitions", "topic_id", "turn")
+    __slots__ = ("lanes", "max_record_bytes", "most_bytes", "most_records", "name", "partitions", "topic_id", "turn")
 
     def __init__(
-        self, name: str, topic_id: int, partitions: int, lanes: int, max_record_bytes: int, turn: int = 0
+        self,
+        name: str,
+        topic_id: int,
+        partitions: int,
+        lanes: int,
+        max_record_bytes: int,
+        turn: int = 0,
+        *,
+        most_records: int | None = None,
+        most_bytes: int | None = None,
     ) -> None:
         self.name = name
         self.topic_id = topic_id
@@ -143,6 +102,13 @@ class TopicBuffer:
         self.max_record_bytes = max_record_bytes
         self.partitions = [PartitionBuffer(name, topic_id, number, lanes) for number in range(partitions)]
         self.turn = turn % partitions
+        self.most_records = most_records
+        self.most_bytes = most_bytes
+        """Of a partition's backlog, and so of what is on its way there."""
+
+    @property
+    def bounded(self) -> bool:
+        return self.most_records is not None or self.most_bytes is not None
 
     def grow(self, partitions: int) -> None:
         """The topic has more partitions than before."""
@@ -153,7 +119,23 @@ class TopicBuffer:
 
 
 ANY = -1
-"""As a partition's number: the one whose turn it is, until its batch is full or gone."""
+"""As a partition's number: the one with the least on its way, for a ``STRIPE``, or until its batch is full or gone."""
+
+
+class Lack(NamedTuple):
+    """What has found no space."""
+
+    size_bytes: int
+    topic: TopicBuffer
+    number: int
+    count: int = 1  # type: ignore[assignment]  # hides tuple.count, which nobody needs here
+
+
+class Failures(NamedTuple):
+    """Batches that failed, each with its number of records; and how many records did of which no more is known."""
+
+    batches: list[tuple[Outcome, int]]
+    more_records: int
 
 
 class Accumulator:
@@ -180,9 +162,11 @@ class Accumulator:
         self._lock = threading.Lock()
         self._used_bytes = 0
         self._serial = 0
-        self._unresolved: dict[int, Batch] = {}  # by serial, the oldest first
+        self._unresolved: dict[int, list[Batch]] = {}  # by serial, the oldest first; the pieces of one that was cut
+        self._failed: list[tuple[Outcome, int]] = []
+        self._failed_more = 0
         self._signalled: list[PartitionBuffer] = []
-        self._space_waiters: list[tuple[int, Wake]] = []
+        self._space_waiters: list[tuple[Lack, Wake]] = []
         self._flush_waiters: list[tuple[int, Wake]] = []
         self._topics: list[TopicBuffer] = []
         self._closed = False
@@ -215,11 +199,23 @@ class Accumulator:
                 return None
             if self._closed:
                 raise self._refusal()
-            partition = topic.partitions[topic.turn if number < 0 else number]
+            partition = topic.partitions[number if number >= 0 else topic.turn]
             batch = partition.open[lane]
+            if number < 0 and (
+                batch is None
+                or batch.size_bytes + size_bytes > self._batch_bytes
+                or not len(batch.values) % STRIPE
+                or topic.bounded
+            ):
+                partition = self._next_partition(topic)
+                batch = partition.open[lane]
+            if topic.bounded and not _has_room(topic, partition, 1, size_bytes):
+                return None
             if batch is None or batch.size_bytes + size_bytes > self._batch_bytes:
-                batch = self._begin(topic, partition, lane, size_bytes, number < 0)
+                batch = self._begin(topic, partition, lane)
             self._used_bytes = used_bytes + size_bytes
+            partition.records += 1
+            partition.size_bytes += size_bytes
             batch.size_bytes += size_bytes
             values = batch.values
             position = len(values)
@@ -254,11 +250,15 @@ class Accumulator:
         with self._lock:
             if self._lacks_space(size_bytes):
                 return None
-            partition = topic.partitions[topic.turn if number < 0 else number]
+            partition = topic.partitions[number] if number >= 0 else self._next_partition(topic)
+            if not _has_room(topic, partition, len(values), size_bytes):
+                return None
             batch = partition.open[lane]
             if batch is None or batch.size_bytes + size_bytes > self._batch_bytes:
-                batch = self._begin(topic, partition, lane, size_bytes, number < 0)
+                batch = self._begin(topic, partition, lane)
             self._used_bytes += size_bytes
+            partition.records += len(values)
+            partition.size_bytes += size_bytes
             batch.size_bytes += size_bytes
             position = len(batch.values)
             batch.values += values
@@ -279,12 +279,14 @@ class Accumulator:
         with self._lock:
             if self._lacks_space(size_bytes):
                 return None
-            if number < 0:
-                number = topic.turn = (topic.turn + 1) % len(topic.partitions)
-            partition = topic.partitions[number]
+            partition = topic.partitions[number] if number >= 0 else self._next_partition(topic)
+            if not _has_room(topic, partition, count, size_bytes):
+                return None
             self._cut(partition, lane)
             batch = self._new_batch(partition, lane, Outcome(topic.name, partition.number, timestamps), [])
             self._used_bytes += size_bytes
+            partition.records += count
+            partition.size_bytes += size_bytes
             batch.size_bytes = size_bytes
             batch.payload = payload
             batch.count = count
@@ -297,12 +299,11 @@ class Accumulator:
         with self._lock:
             return not self._lacks_space(size_bytes)
 
-    def when_space(self, size_bytes: int, wake: Wake) -> None:
+    def when_space(self, lack: Lack, wake: Wake) -> None:
         """Wake the caller, once, when there is space for this and some more. At once if it is so now."""
-        enough = max(0, min(int(self._buffer_bytes * _REFILL), self._buffer_bytes - size_bytes))
         with self._lock:
-            if self._used_bytes > enough and not self._closed:
-                self._space_waiters.append((enough, wake))
+            if not self._closed and not self._has_space(lack):
+                self._space_waiters.append((lack, wake))
                 return
         wake()
 
@@ -339,6 +340,7 @@ class Accumulator:
         self._used_bytes = 0
         self._unresolved, self._topics, self._signalled = {}, [], []
         self._space_waiters, self._flush_waiters = [], []
+        self._failed, self._failed_more = [], 0
         self._closed, self._refusal = True, _of_parent
 
     def check_open(self) -> None:
@@ -357,7 +359,19 @@ class Accumulator:
     @property
     def unresolved_records(self) -> int:
         with self._lock:
-            return sum(map(len, self._unresolved.values()))
+            return sum(len(batch) for pieces in self._unresolved.values() for batch in pieces)
+
+    def failures(self) -> Failures:
+        """What has failed since the last time."""
+        with self._lock:
+            failed = Failures(self._failed, self._failed_more)
+            self._failed, self._failed_more = [], 0
+        return failed
+
+    def note_failure(self, outcome: Outcome, count: int) -> None:
+        """Of records that were never added."""
+        with self._lock:
+            self._note_failure(outcome, count)
 
     # -- for the sender ------------------------------------------------------------------
 
@@ -415,13 +429,25 @@ class Accumulator:
         """The batch's outcome is known. Its space is free; whoever waits for either is woken."""
         wakes: list[Wake] = []
         with self._lock:
-            if self._unresolved.pop(batch.serial, None) is None:
+            pieces = self._unresolved.get(batch.serial)
+            if pieces is None or batch not in pieces:
                 return
+            pieces.remove(batch)
+            if not pieces:
+                del self._unresolved[batch.serial]
+            buffer = batch.buffer
+            buffer.records -= len(batch)
+            buffer.size_bytes -= batch.size_bytes
             self._used_bytes -= batch.size_bytes
+            if error is not None:
+                self._note_failure(batch.outcome, len(batch))
             if self._space_waiters:
-                used_bytes = self._used_bytes
-                wakes += [wake for enough, wake in self._space_waiters if used_bytes <= enough]
-                self._space_waiters = [waiter for waiter in self._space_waiters if used_bytes > waiter[0]]
+                waiters, self._space_waiters = self._space_waiters, []
+                for waiter in waiters:
+                    if self._has_space(waiter[0]):
+                        wakes.append(waiter[1])
+                    else:
+                        self._space_waiters.append(waiter)
             if self._flush_waiters:
                 oldest = self._oldest()
                 wakes += [wake for serial, wake in self._flush_waiters if serial < oldest]
@@ -430,6 +456,13 @@ class Accumulator:
         for wake in wakes:
             wake()
 
+    def split(self, batch: Batch, pieces: tuple[Batch, Batch]) -> None:
+        """The batch was cut: these are resolved in its place."""
+        with self._lock:
+            known = self._unresolved[batch.serial]
+            at = known.index(batch)
+            known[at : at + 1] = pieces
+
     # -- under the lock ------------------------------------------------------------------
 
     def _lacks_space(self, size_bytes: int) -> bool:
@@ -437,14 +470,33 @@ class Accumulator:
         # What is larger than the whole buffer goes alone.
         return self._used_bytes + size_bytes > self._buffer_bytes and self._used_bytes > 0
 
-    def _begin(self, topic: TopicBuffer, partition: PartitionBuffer, lane: int, size_bytes: int, turn: bool) -> Batch:
-        """A batch with room for this, in the partition whose turn it is next if no other was asked for."""
-        if turn:
-            topic.turn = (topic.turn + 1) % len(topic.partitions)
-            partition = topic.partitions[topic.turn]
-            batch = partition.open[lane]
-            if batch is not None and batch.size_bytes + size_bytes <= self._batch_bytes:
-                return batch
+    def _has_space(self, lack: Lack) -> bool:
+        topic, number, size_bytes = lack.topic, lack.number, lack.size_bytes
+        if self._used_bytes > max(0, min(int(self._buffer_bytes * _REFILL), self._buffer_bytes - size_bytes)):
+            return False
+        partitions = [topic.partitions[number]] if number >= 0 else topic.partitions
+        return any(_has_room(topic, each, lack.count, size_bytes) for each in partitions)
+
+    def _next_partition(self, topic: TopicBuffer) -> PartitionBuffer:
+        """The one with the least on its way, and among equals the next in turn."""
+        partitions = topic.partitions
+        count = len(partitions)
+        first = best = (topic.turn + 1) % count
+        for step in range(1, count if topic.bounded else min(count, _LOOK_AT)):
+            number = (first + step) % count
+            if partitions[number].records < partitions[best].records:
+                best = number
+        topic.turn = best
+        return partitions[best]
+
+    def _note_failure(self, outcome: Outcome, count: int) -> None:
+        if len(self._failed) < MAX_FAILED:
+            self._failed.append((outcome, count))
+        else:
+            self._failed_more += count
+
+    def _begin(self, topic: TopicBuffer, partition: PartitionBuffer, lane: int) -> Batch:
+        """A new batch."""
         if partition.open[lane] is not None:
             self._cut(partition, lane)
             self._signal(partition)
@@ -457,10 +509,10 @@ class Accumulator:
 
     def _new_batch(self, partition: PartitionBuffer, lane: int, outcome: Outcome, timestamps: list[int]) -> Batch:
         now_s = self._clock_s()
-        batch = Batch(outcome, lane, timestamps, now_s, now_s + self._timeout_s)
+        batch = Batch(partition, outcome, lane, timestamps, now_s, now_s + self._timeout_s)
         self._serial += 1
         batch.serial = self._serial
-        self._unresolved[self._serial] = batch
+        self._unresolved[self._serial] = [batch]
         return batch
 
     def _cut(self, partition: PartitionBuffer, lane: int) -> None:
@@ -490,6 +542,15 @@ def _after_fork() -> None:
 
 
 os.register_at_fork(after_in_child=_after_fork)
+
+
+def _has_room(topic: TopicBuffer, partition: PartitionBuffer, records: int, size_bytes: int) -> bool:
+    """Whether so much more may be on its way to the partition. What is larger than the bound goes alone."""
+    if not partition.records:
+        return True
+    if topic.most_records is not None and partition.records + records > topic.most_records:
+        return False
+    return topic.most_bytes is None or partition.size_bytes + size_bytes <= topic.most_bytes
 
 
 def closed() -> ClosedError:

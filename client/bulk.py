@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from rayqueue.client.accumulator import ANY, Accumulator
+from rayqueue.client.accumulator import ANY, STRIPE, Accumulator, Lack
 from rayqueue.client.columns import ArrowColumns, Columns, check_arrow, check_columns, cuts, ends_of, is_arrow
 from rayqueue.client.delivery import Part
 from rayqueue.client.targets import Target
@@ -19,8 +19,8 @@ from rayqueue.records import Compression, RecordBatch
 
 MAX_TIMESTAMP = 2**63
 
-Step = tuple[Callable[[], Part | None], int, int]
-"""Adds a piece, or returns None if there is no space now; its records, and its size."""
+Step = tuple[Callable[[], Part | None], Lack]
+"""Adds a piece, or returns None if there is no space now; what it needs."""
 
 
 class Bulk:
@@ -70,14 +70,16 @@ class Bulk:
     def _list_steps(self, target: Target, parts: dict[int, Columns], lane: int) -> Iterator[Step]:
         extend = self._accumulator.extend
         for number, columns in parts.items():
-            for start, stop, size_bytes in cuts(ends_of(columns.sizes), columns.overhead_bytes, self._batch_bytes):
+            most = _most_records(target, number, len(columns.values))
+            ends = ends_of(columns.sizes)
+            for start, stop, size_bytes in cuts(ends, columns.overhead_bytes, self._batch_bytes, most):
                 piece: Any = [None if column is None else column[start:stop] for column in columns[:4]]
 
                 def add(number: int = number, piece: Any = piece, size_bytes: int = size_bytes) -> Part | None:
                     values, keys, headers, stamps = piece
                     return extend(target.buffer, number, lane, values, keys, headers, stamps, size_bytes)
 
-                yield add, stop - start, size_bytes
+                yield add, Lack(size_bytes, target.buffer, number, stop - start)
 
     def _arrow_steps(
         self, target: Target, columns: ArrowColumns, lane: int, partition: int | None
@@ -96,7 +98,8 @@ class Bulk:
     def _arrow_pieces(self, target: Target, parts: dict[int, ArrowColumns], lane: int) -> Iterator[Step]:
         put = self._accumulator.put
         for number, columns in parts.items():
-            for start, stop, _ in cuts(columns.ends, columns.overhead_bytes, self._batch_bytes):
+            most = _most_records(target, number, len(columns.values))
+            for start, stop, _ in cuts(columns.ends, columns.overhead_bytes, self._batch_bytes, most):
                 piece = columns.slice(start, stop)
                 payload = RecordBatch.encode_arrow(
                     piece.values,
@@ -113,4 +116,12 @@ class Bulk:
                 ) -> Part | None:
                     return put(target.buffer, number, lane, payload, count, stamps)
 
-                yield add, count, len(payload)
+                yield add, Lack(len(payload), target.buffer, number, count)
+
+
+def _most_records(target: Target, number: int, count: int) -> int:
+    """Of one piece: no more than a bounded partition takes; and if it may be any, its share."""
+    partitions = len(target.buffer.partitions)
+    most = count if number != ANY else max(STRIPE, -(-count // partitions))
+    bound = target.buffer.most_records
+    return max(1, most if bound is None else min(most, bound))

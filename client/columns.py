@@ -57,13 +57,11 @@ def check_columns(
     timestamps_ms: Sequence[int] | int,
 ) -> Columns:
     """``InvalidInputError`` if these are no columns of records."""
-    values = _listed("values", values)
+    values = _as_bytes("values", _listed("values", values))
     count = len(values)
-    _check_bytes("values", values)
     sizes = _lengths(values)
     if keys is not None:
-        keys = _listed("keys", keys, count)
-        _check_bytes("keys", keys)
+        keys = _as_bytes("keys", _listed("keys", keys, count))
         sizes = list(map(add, sizes, _lengths(keys)))
     if headers is not None:
         checked = [check_headers(each) for each in _listed("headers", headers, count)]
@@ -78,30 +76,41 @@ def check_columns(
     return Columns(values, keys, headers, timestamps, sizes)
 
 
+def as_bytes(what: str, given: Any) -> bytes:
+    """What is as good as bytes, copied: it may change after the call. ``InvalidInputError`` for anything else."""
+    if isinstance(given, (bytes, bytearray, memoryview)):
+        return bytes(given)
+    hint = "text.encode()" if isinstance(given, str) else "json.dumps(...).encode(), for one"
+    raise InvalidInputError(f"{what} is bytes or None, not {type(given).__name__}; encode it first: {hint}")
+
+
 def check_headers(headers: HeadersIn) -> tuple[Headers | None, int]:
     """The headers of one record in one form, and their size. ``InvalidInputError`` if they are none."""
     if not headers:
         return None, 0
     try:
         pairs: Headers = tuple(headers.items() if hasattr(headers, "items") else headers)
-        size_bytes = 0
+        size_bytes, copied = 0, False
         for name, value in pairs:
-            if type(name) is not str or not isinstance(value, bytes):
+            if type(name) is not str or not isinstance(value, (bytes, bytearray, memoryview)):
                 raise TypeError
+            copied = copied or type(value) is not bytes
             size_bytes += len(name.encode()) + len(value) + PAIR_BYTES
     except (TypeError, ValueError):
         raise InvalidInputError("headers map names (str) to values (bytes)") from None
-    return pairs, size_bytes
+    return tuple((name, bytes(value)) for name, value in pairs) if copied else pairs, size_bytes
 
 
-def cuts(ends: Integers, overhead_bytes: int, limit_bytes: int) -> Iterator[tuple[int, int, int]]:
+def cuts(
+    ends: Integers, overhead_bytes: int, limit_bytes: int, most_records: int | None = None
+) -> Iterator[tuple[int, int, int]]:
     """Cut records into pieces of at most ``limit_bytes``, or of one record: start, stop and size of each.
 
-    ``ends``: the sizes of the records, added up.
+    ``ends``: the sizes of the records, added up. ``most_records`` of them are in a piece.
     """
     count, start, before = len(ends), 0, 0
     while start < count:
-        low, high = start + 1, count
+        low, high = start + 1, count if most_records is None else min(count, start + most_records)
         while low < high:  # the most records that fit
             middle = (low + high + 1) >> 1
             if ends[middle - 1] - before + overhead_bytes * (middle - start) <= limit_bytes:
@@ -125,11 +134,14 @@ def _listed(name: str, column: Any, count: int | None = None) -> Any:
     return column
 
 
-def _check_bytes(name: str, column: Sequence[Any]) -> None:
+def _as_bytes(name: str, column: Sequence[Any]) -> Sequence[bytes | None]:
     kinds = set(map(type, column)) - _ALLOWED
-    if kinds:
-        kind = min(each.__name__ for each in kinds)
-        raise InvalidInputError(f"{name} are bytes or None, not {kind}; encode them first")
+    if not kinds:
+        return column
+    wrong = [each.__name__ for each in kinds if not issubclass(each, (bytes, bytearray, memoryview))]
+    if wrong:
+        raise InvalidInputError(f"{name} are bytes or None, not {min(wrong)}; encode them first")
+    return [None if item is None else bytes(item) for item in column]
 
 
 def _lengths(column: Sequence[bytes | None]) -> list[int]:

@@ -1,9 +1,14 @@
-"""What ``send`` returns: the outcome of a record that is on its way.
+"""Deliveries: what ``send`` returns, the outcome of a record that is on its way.
 
 One ``Outcome`` is shared by all records of a batch, and a ``Delivery`` is no
 more than an outcome and a position in it: it costs 0.15 µs, where a
 ``concurrent.futures.Future`` costs 2 µs. ``Deliveries`` is the same for the
-records of one ``send_many``, which may have gone into many batches.
+records of one ``send_many``, which may have gone into many batches. A batch
+that is cut, because its partition has room for a part of it only, becomes two
+outcomes behind the first; whoever waits, waits for the one that is meant.
+
+An error that nobody has looked at is told by ``flush`` and ``close``, so every
+outcome knows which of its records were asked about.
 
 An outcome is resolved once, by the I/O thread. Whoever waits in another thread
 or in another event loop is woken from there. Callbacks of the application run
@@ -22,11 +27,12 @@ import os
 import queue
 import threading
 from bisect import bisect_right
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, overload
 
+from rayqueue.client.arguments import check_duration
 from rayqueue.client.forks import forked
-from rayqueue.errors import InvalidInputError, OutcomeUnknownError, RayQueueError
+from rayqueue.errors import DeliveryFailedError, InvalidInputError, OutcomeUnknownError, RayQueueError
 
 _log = logging.getLogger(__name__)
 
@@ -104,15 +110,39 @@ class CallbackThread:
 
 
 _registering = threading.Lock()
-"""Held for an instant, while an outcome is resolved or somebody begins to wait for one."""
+"""Held for an instant, while an outcome is resolved or cut, or somebody begins to wait for one."""
 
 _pid = os.getpid()
 
+_ALL = 2**62
+
+
+class _Latch:
+    """Wakes somebody, once, when the last outcome that it waits for is known. Counted under ``_registering``."""
+
+    __slots__ = ("left", "wake")
+
+    def __init__(self, wake: Waker) -> None:
+        self.left = 0
+        self.wake = wake
+
 
 class Outcome:
-    """What became of a batch, or is not known yet. ``resolve`` is the I/O thread's."""
+    """What became of a batch, or is not known yet. ``resolve`` and ``cut`` are the I/O thread's."""
 
-    __slots__ = ("_callbacks", "_wakers", "base_offset", "done", "error", "partition", "pid", "timestamps", "topic")
+    __slots__ = (
+        "_callbacks",
+        "_latches",
+        "_pieces",
+        "base_offset",
+        "done",
+        "error",
+        "partition",
+        "pid",
+        "seen",
+        "timestamps",
+        "topic",
+    )
 
     def __init__(self, topic: str, partition: int, timestamps: Sequence[int] | int) -> None:
         self.topic = topic
@@ -120,60 +150,124 @@ class Outcome:
         self.timestamps = timestamps
         self.pid = _pid
         self.done = False
+        """Never for one that was cut: its pieces are."""
         self.base_offset: int | None = None
         self.error: RayQueueError | None = None
-        self._wakers: list[Waker] | None = None
-        self._callbacks: list[Callback] | None = None
+        self.seen: set[int] | None = None
+        """Records whose error somebody was told."""
+        self._pieces: tuple[Outcome, int, Outcome] | None = None
+        self._latches: list[tuple[int, int, _Latch]] | None = None
+        self._callbacks: list[tuple[int, Callback]] | None = None
+
+    # -- the I/O thread's ----------------------------------------------------------------
 
     def resolve(self, base_offset: int | None, error: RayQueueError | None = None) -> None:
         """Once. A second time changes nothing."""
+        ready: list[_Latch] = []
         with _registering:
             if self.done:
                 return
             self.base_offset = base_offset
             self.error = error
             self.done = True
-            wakers, self._wakers = self._wakers, None
+            latches, self._latches = self._latches, None
             callbacks, self._callbacks = self._callbacks, None
+            for _, _, latch in latches or ():
+                latch.left -= 1
+                if not latch.left:
+                    ready.append(latch)
         if callbacks:
-            CallbackThread.shared().post(callbacks)
-        for wake in wakers or ():
-            wake()
+            CallbackThread.shared().post([callback for _, callback in callbacks])
+        for latch in ready:
+            latch.wake()
 
-    def known(self) -> bool:
-        """Whether it is resolved; or, in a forked child, never will be."""
+    def cut(self, at: int) -> tuple[Outcome, Outcome]:
+        """The batch becomes two: of so many records, and of the rest. Each has an outcome of its own from now on."""
+        stamps = self.timestamps
+        halves = (stamps, stamps) if isinstance(stamps, int) else (stamps[:at], stamps[at:])
+        first, rest = (Outcome(self.topic, self.partition, half) for half in halves)
+        with _registering:
+            latches, self._latches = self._latches, None
+            callbacks, self._callbacks = self._callbacks, None
+            self._pieces = first, at, rest
+            for start, stop, latch in latches or ():
+                latch.left -= 1
+                self._watch(latch, start, stop)
+            for position, callback in callbacks or ():
+                leaf, position = self.leaf(position)
+                leaf._callbacks = [*(leaf._callbacks or ()), (position, callback)]
+        return first, rest
+
+    # -- any thread's --------------------------------------------------------------------
+
+    def leaf(self, position: int) -> tuple[Outcome, int]:
+        """The outcome that this record has now, and its position in it."""
+        outcome = self
+        while outcome._pieces is not None:
+            first, at, rest = outcome._pieces
+            if position < at:
+                outcome = first
+            else:
+                outcome, position = rest, position - at
+        return outcome, position
+
+    def leaves(self, start: int, stop: int) -> Iterator[tuple[Outcome, int, int]]:
+        """The outcomes of these records, each with where they begin and end in it."""
+        outcome: Outcome = self
+        while outcome._pieces is not None:  # the rest of a rest of a rest; the first of two is cut seldom
+            first, at, rest = outcome._pieces
+            if start < at:
+                yield from first.leaves(start, min(stop, at))
+            if stop <= at:
+                return
+            outcome, start, stop = rest, max(0, start - at), stop - at
+        yield outcome, start, stop
+
+    def known(self, start: int, stop: int) -> bool:
+        """Whether these are resolved; or, in a forked child, never will be."""
         if not self.done and self.pid != _pid:
-            self._wakers = self._callbacks = None
-            self.resolve(None, forked("this record"))
-        return self.done
+            for leaf, _, _ in self.leaves(0, _ALL):
+                leaf._latches = leaf._callbacks = None
+                leaf.resolve(None, forked("this record"))
+        return self.done or all(leaf.done for leaf, _, _ in self.leaves(start, stop))
+
+    def failure(self, start: int, stop: int) -> RayQueueError | None:
+        """The first error of these records. It counts as seen, for all of them."""
+        found: RayQueueError | None = None
+        for leaf, begin, end in self.leaves(start, stop):
+            if leaf.error is not None:
+                found = found or leaf.error
+                leaf.see(begin, end)
+        return found
+
+    def see(self, start: int, stop: int) -> None:
+        """Somebody was told the error of these."""
+        with _registering:
+            self.seen = self.seen or set()
+            self.seen.update(range(start, stop))
+
+    def _watch(self, latch: _Latch, start: int, stop: int) -> None:
+        """Under the lock."""
+        for leaf, begin, end in self.leaves(start, stop):
+            if not leaf.done:
+                leaf._latches = [*(leaf._latches or ()), (begin, end, latch)]
+                latch.left += 1
 
     def add_waker(self, wake: Waker) -> None:
-        """Called at once if the outcome is known."""
-        self.known()
-        with _registering:
-            if not self.done:
-                self._wakers = [*(self._wakers or ()), wake]
-                return
-        wake()
+        """For all of its records. Called at once if the outcome is known."""
+        when_known([(self, 0, _ALL)], wake)
 
-    def add_callback(self, callback: Callback) -> None:
-        """Run in the callback thread, also if the outcome is known."""
-        self.known()
+    def add_callback(self, position: int, callback: Callback) -> None:
+        """Run in the callback thread once this record's outcome is known, also if it is."""
+        self.known(position, position + 1)
         with _registering:
-            if not self.done:
-                if self._callbacks is None:
-                    self._callbacks = []
-                self._callbacks.append(callback)
+            leaf, position = self.leaf(position)
+            if not leaf.done:
+                if leaf._callbacks is None:
+                    leaf._callbacks = []
+                leaf._callbacks.append((position, callback))
                 return
         CallbackThread.shared().post((callback,))
-
-    def wait(self, timeout_s: float | None) -> bool:
-        if self.known():
-            return True
-        _refuse_to_wait_in_io_thread()
-        known = threading.Event()
-        self.add_waker(known.set)
-        return known.wait(timeout_s)
 
     def timestamp(self, position: int) -> int:
         timestamps = self.timestamps
@@ -186,6 +280,33 @@ class Outcome:
         return RecordMetadata(self.topic, self.partition, offset, self.timestamp(position))
 
 
+Range = tuple[Outcome, int, int]
+"""Records of one batch: from the first position to before the second."""
+
+
+def when_known(ranges: Iterable[Range], wake: Waker) -> None:
+    """Wake once, when the last of them is known; at once if all are."""
+    ranges = list(ranges)
+    for outcome, start, stop in ranges:
+        outcome.known(start, stop)
+    latch = _Latch(wake)
+    with _registering:
+        for outcome, start, stop in ranges:
+            outcome._watch(latch, start, stop)
+        waits = latch.left > 0
+    if not waits:
+        wake()
+
+
+def wait_until_known(ranges: Iterable[Range], timeout_s: float | None) -> bool:
+    """Block until all are known, or the time is up."""
+    if threading.current_thread().name == "rayqueue io":
+        raise InvalidInputError("this would wait for itself: in the I/O thread, await the delivery instead")
+    known = threading.Event()
+    when_known(ranges, known.set)
+    return known.wait(timeout_s)
+
+
 def failed_outcome(topic: str, partition: int, error: RayQueueError) -> Outcome:
     outcome = Outcome(topic, partition, 0)
     outcome.resolve(None, error)
@@ -193,7 +314,7 @@ def failed_outcome(topic: str, partition: int, error: RayQueueError) -> Outcome:
 
 
 class Delivery:
-    """One record on its way. ``await`` it in any event loop, or ask for its ``result``."""
+    """One record on its way. ``await`` it in any event loop, or ask for its ``result`` as of a ``Future``."""
 
     __slots__ = ("_outcome", "_position")
 
@@ -202,38 +323,49 @@ class Delivery:
         self._position = position
 
     def done(self) -> bool:
-        return self._outcome.known()
+        return self._outcome.known(self._position, self._position + 1)
 
-    def result(self, timeout_ms: int | None = None) -> RecordMetadata:
+    def result(self, timeout: float | None = None, *, timeout_ms: int | None = None) -> RecordMetadata:
         """Where the record is, or the error that says why it is not, or why nobody knows.
 
-        ``OutcomeUnknownError`` after ``timeout_ms``: the producer still tries.
+        Waits for ``timeout`` seconds, as ``concurrent.futures`` does, or for ``timeout_ms``. Then
+        ``OutcomeUnknownError``: the producer still tries.
         """
-        outcome = self._outcome
-        if not outcome.done and not outcome.wait(_seconds(timeout_ms)):
-            raise _not_yet(timeout_ms)
+        outcome, position = self._known(timeout, timeout_ms)
         if outcome.error is not None:
+            outcome.see(position, position + 1)
             raise outcome.error
-        return outcome.metadata(self._position)
+        return outcome.metadata(position)
 
-    def exception(self, timeout_ms: int | None = None) -> RayQueueError | None:
+    def exception(self, timeout: float | None = None, *, timeout_ms: int | None = None) -> RayQueueError | None:
         """The error that ``result`` would raise; None if the record is written."""
-        if not self._outcome.wait(_seconds(timeout_ms)):
-            raise _not_yet(timeout_ms)
-        return self._outcome.error
+        outcome, position = self._known(timeout, timeout_ms)
+        if outcome.error is not None:
+            outcome.see(position, position + 1)
+        return outcome.error
 
     def add_done_callback(self, callback: Callable[[Delivery], object]) -> None:
         """Called with this delivery in the callback thread, also if the outcome is known already."""
-        self._outcome.add_callback(lambda: callback(self))
+        self._outcome.add_callback(self._position, lambda: callback(self))
 
     def __await__(self) -> Generator[Any, None, RecordMetadata]:
-        if not self._outcome.done:
-            yield from _known([self._outcome]).__await__()
+        if not self.done():
+            yield from _known([(self._outcome, self._position, self._position + 1)]).__await__()
         return self.result()
 
+    def _known(self, timeout: float | None, timeout_ms: int | None) -> tuple[Outcome, int]:
+        outcome, position = self._outcome, self._position
+        timeout_s = _seconds(timeout, timeout_ms)
+        if outcome.done:
+            return outcome, position
+        if not self.done() and not wait_until_known([(outcome, position, position + 1)], timeout_s):
+            raise _not_yet(timeout_s)
+        return outcome.leaf(position)
+
     def __repr__(self) -> str:
-        outcome = self._outcome
-        state = "on its way" if not outcome.known() else repr(outcome.error or outcome.metadata(self._position))
+        self.done()
+        outcome, position = self._outcome.leaf(self._position)
+        state = "on its way" if not outcome.done else repr(outcome.error or outcome.metadata(position))
         return f"<Delivery to {outcome.topic}-{outcome.partition}: {state}>"
 
 
@@ -277,38 +409,37 @@ class Deliveries(Sequence[Delivery]):
         return Delivery(outcome, position)
 
     def done(self) -> bool:
-        return all(part.outcome.known() for part in self._parts)
+        return all(outcome.known(start, stop) for outcome, start, stop in self._ranges())
 
-    def result(self, timeout_ms: int | None = None) -> Sequence[RecordMetadata]:
+    def result(self, timeout: float | None = None, *, timeout_ms: int | None = None) -> Sequence[RecordMetadata]:
         """Where each record is. Raises the first error there is; ``self[index]`` tells of each record."""
-        error = self.exception(timeout_ms)
+        error = self.exception(timeout, timeout_ms=timeout_ms)
         if error is not None:
             raise error
         return _Metadatas(self)
 
-    def exception(self, timeout_ms: int | None = None) -> RayQueueError | None:
+    def exception(self, timeout: float | None = None, *, timeout_ms: int | None = None) -> RayQueueError | None:
         """The first error there is; None if all are written."""
-        self._wait(timeout_ms)
-        return next((part.outcome.error for part in self._parts if part.outcome.error is not None), None)
+        timeout_s = _seconds(timeout, timeout_ms)
+        if not self.done() and not wait_until_known(self._ranges(), timeout_s):
+            raise _not_yet(timeout_s)
+        found: RayQueueError | None = None
+        for outcome, start, stop in self._ranges():
+            error = outcome.failure(start, stop)
+            found = found or error
+        return found
 
     def add_done_callback(self, callback: Callable[[Deliveries], object]) -> None:
         """Called once, in the callback thread, when all outcomes are known."""
-        outcomes = [part.outcome for part in self._parts]
-        _when_all(outcomes, lambda: CallbackThread.shared().post((lambda: callback(self),)))
+        when_known(self._ranges(), lambda: CallbackThread.shared().post((lambda: callback(self),)))
 
     def __await__(self) -> Generator[Any, None, Sequence[RecordMetadata]]:
         if not self.done():
-            yield from _known([part.outcome for part in self._parts]).__await__()
+            yield from _known(self._ranges()).__await__()
         return self.result()
 
-    def _wait(self, timeout_ms: int | None) -> None:
-        if self.done():
-            return
-        _refuse_to_wait_in_io_thread()
-        known = threading.Event()
-        _when_all([part.outcome for part in self._parts], known.set)
-        if not known.wait(_seconds(timeout_ms)):
-            raise _not_yet(timeout_ms)
+    def _ranges(self) -> list[Range]:
+        return [(part.outcome, part.position, part.position + part.count) for part in self._parts]
 
     def _place(self, index: int) -> tuple[Outcome, int]:
         count = len(self)
@@ -324,7 +455,7 @@ class Deliveries(Sequence[Delivery]):
             index = self._places[index]
         at = bisect_right(self._ends, index)
         part = self._parts[at]
-        return part.outcome, part.position + index - (self._ends[at] - part.count)
+        return part.outcome.leaf(part.position + index - (self._ends[at] - part.count))
 
 
 class _Metadatas(Sequence[RecordMetadata]):
@@ -352,27 +483,7 @@ class _Metadatas(Sequence[RecordMetadata]):
         return (self[index] for index in range(len(self)))
 
 
-def _when_all(outcomes: Sequence[Outcome], wake: Waker) -> None:
-    """Wake once, when the last of them is known."""
-    missing = len(outcomes)
-    counting = threading.Lock()
-    if not missing:
-        wake()
-        return
-
-    def one() -> None:
-        nonlocal missing
-        with counting:
-            missing -= 1
-            last = missing == 0
-        if last:
-            wake()
-
-    for outcome in outcomes:
-        outcome.add_waker(one)
-
-
-async def _known(outcomes: Sequence[Outcome]) -> None:
+async def _known(ranges: Iterable[Range]) -> None:
     """Wait in the running event loop, whichever that is."""
     loop = asyncio.get_running_loop()
     known: asyncio.Future[None] = loop.create_future()
@@ -387,21 +498,56 @@ async def _known(outcomes: Sequence[Outcome]) -> None:
         except RuntimeError:  # the loop was closed; nobody waits any more
             return
 
-    _when_all(outcomes, wake)
+    when_known(ranges, wake)
     await known
 
 
-def _refuse_to_wait_in_io_thread() -> None:
-    if threading.current_thread().name == "rayqueue io":
-        raise InvalidInputError("this would wait for itself: in the I/O thread, await the delivery instead")
+def _seconds(timeout: float | None, timeout_ms: int | None) -> float | None:
+    if timeout is None:
+        timeout_s = None if timeout_ms is None else check_duration("timeout_ms", timeout_ms) / 1000
+    elif timeout_ms is None:
+        timeout_s = check_duration("timeout", timeout)
+    else:
+        raise InvalidInputError("a timeout is in seconds (timeout) or in milliseconds (timeout_ms), not both")
+    return timeout_s
 
 
-def _seconds(timeout_ms: int | None) -> float | None:
-    return None if timeout_ms is None else timeout_ms / 1000
+def _not_yet(timeout_s: float | None) -> OutcomeUnknownError:
+    return OutcomeUnknownError(f"not acknowledged after {timeout_s} s; the producer still tries")
 
 
-def _not_yet(timeout_ms: int | None) -> OutcomeUnknownError:
-    return OutcomeUnknownError(f"not acknowledged after {timeout_ms} ms; the producer still tries")
+def unseen(outcome: Outcome, count: int) -> list[Part]:
+    """The records of a failed batch whose error nobody was told yet, in runs. They are told now."""
+    with _registering:
+        seen = outcome.seen or set()
+        outcome.seen = set(range(count))
+    runs: list[Part] = []
+    start = 0
+    for position in (*sorted(seen), count):
+        if position > start:
+            runs.append(Part(outcome, start, position - start))
+        start = position + 1
+    return runs
+
+
+def delivery_failed(batches: Iterable[tuple[Outcome, int]], more_records: int) -> DeliveryFailedError | None:
+    """One error for all records of failed batches whose error nobody was told; None if there are none."""
+    parts = [part for outcome, count in batches for part in unseen(outcome, count)]
+    failed = sum(part.count for part in parts) + more_records
+    if not failed:
+        return None
+    unsure = sum(part.count for part in parts if isinstance(part.outcome.error, OutcomeUnknownError))
+    text = f"{failed} records were not acknowledged"
+    text += f", of which {unsure} may be written" if unsure else "; they are not written"
+    cause: RayQueueError | None = None
+    if parts:
+        first = parts[0].outcome
+        cause = first.error
+        text += f". The first, for {first.topic}-{first.partition}: {type(cause).__name__}: {cause}"
+    error = DeliveryFailedError(text, failed=failed, unknown=unsure)
+    error.deliveries = Deliveries(parts)
+    error.__cause__ = cause
+    return error
 
 
 def _after_fork() -> None:

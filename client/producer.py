@@ -1,9 +1,10 @@
-"""The public producer: what an application calls to write.
+"""The producer: what an application calls to write.
 
 ``send`` checks the record, chooses its partition and leaves it with the
 accumulator; the rest happens in the I/O thread. A mistake in the arguments is
 raised by the call itself, and nothing is accepted then. Everything later is
-told by the ``Delivery``.
+told by the ``Delivery``; and what nobody has asked a delivery about by ``flush``
+and ``close``, which raise ``DeliveryFailedError``: no record is lost in silence.
 
 A producer may be used from several threads, and handed to a Ray task or actor:
 there it is a new producer with the same options, of the same cluster. In a
@@ -23,17 +24,32 @@ from typing import Any, TypeVar
 
 from typing_extensions import Self
 
-from rayqueue.client.accumulator import ANY, BATCH_BYTES, KEY_BYTES, RECORD_BYTES, Accumulator, closed
+from rayqueue.client.accumulator import ANY, BATCH_BYTES, KEY_BYTES, RECORD_BYTES, Accumulator, Lack, closed
+from rayqueue.client.arguments import check_timeout_ms, hinted
 from rayqueue.client.bulk import MAX_TIMESTAMP, Bulk
-from rayqueue.client.columns import check_headers
-from rayqueue.client.delivery import CallbackThread, Deliveries, Delivery, Part, RecordMetadata, failed_outcome
+from rayqueue.client.columns import as_bytes, check_headers
+from rayqueue.client.delivery import (
+    CallbackThread,
+    Deliveries,
+    Delivery,
+    Part,
+    RecordMetadata,
+    delivery_failed,
+    failed_outcome,
+)
 from rayqueue.client.forks import forked
 from rayqueue.client.partitioners import CustomPartitioner, check_partitioner
 from rayqueue.client.sender import Sender
 from rayqueue.client.stream import COMPRESSIONS
 from rayqueue.client.targets import Target
 from rayqueue.config import ProducerSettings
-from rayqueue.errors import InvalidInputError, OutcomeUnknownError, QueueFullError, UnknownPartitionError
+from rayqueue.errors import (
+    DeliveryFailedError,
+    InvalidInputError,
+    OutcomeUnknownError,
+    QueueFullError,
+    UnknownPartitionError,
+)
 from rayqueue.protocol.topics import TopicInfo, check_name
 from rayqueue.records import HeadersIn
 
@@ -97,8 +113,9 @@ class Producer:
     ) -> Delivery:
         """Accept a record; it is sent with others, in the order of the calls.
 
-        Waits if ``buffer_bytes`` are on their way already, for ``delivery_timeout_ms`` at most, or raises
-        ``QueueFullError`` if ``on_full`` says so. ``on_delivery`` is called with the delivery in the callback thread.
+        Waits if ``buffer_bytes`` are on their way already, or as much as a bounded topic ever takes, for
+        ``delivery_timeout_ms`` at most; or raises ``QueueFullError`` if ``on_full`` says so. ``on_delivery`` is called
+        with the delivery in the callback thread.
         """
         if on_delivery is not None:
             self._wait_for_callbacks()
@@ -107,7 +124,7 @@ class Producer:
         except UnknownPartitionError:
             self._look_again(topic)
             delivery = self._try_send(topic, value, key, headers, priority, partition, timestamp_ms, on_delivery)
-        if type(delivery) is int:
+        if delivery.__class__ is Lack:
             delivery = self._when_space(
                 delivery,
                 lambda: self._try_send(topic, value, key, headers, priority, partition, timestamp_ms, on_delivery),
@@ -134,7 +151,7 @@ class Producer:
         except UnknownPartitionError:
             await self._look_again_async(topic)
             delivery = self._try_send(*arguments)
-        if isinstance(delivery, int):
+        if isinstance(delivery, Lack):
             delivery = await self._when_space_async(delivery, lambda: self._try_send(*arguments))
         return await delivery
 
@@ -148,8 +165,8 @@ class Producer:
         partition: int | None,
         timestamp_ms: int | None,
         on_delivery: OnDelivery | None,
-    ) -> Delivery | int:
-        """Check and accept a record; how much space it needs if there is not enough now. The hot path."""
+    ) -> Delivery | Lack:
+        """Check and accept a record; what it needs if there is not enough space now. The hot path."""
         target = self._targets.get(topic)
         if target is None:
             target = self._look_up(topic)
@@ -158,11 +175,12 @@ class Producer:
         elif value is None:
             size_bytes = 0
         else:
-            raise InvalidInputError(f"a value is bytes or None, not {type(value).__name__}; encode it first")
+            value = as_bytes("a value", value)
+            size_bytes = len(value)
         overhead_bytes = RECORD_BYTES
         if key is not None:
             if type(key) is not bytes:
-                raise InvalidInputError(f"a key is bytes or None, not {type(key).__name__}; encode it first")
+                key = as_bytes("a key", key)
             size_bytes += len(key)
             overhead_bytes += KEY_BYTES
         if headers is not None:
@@ -189,7 +207,7 @@ class Producer:
         delivery = self._append(
             target.buffer, partition, priority, key, value, headers, timestamp_ms, size_bytes, on_delivery
         )
-        return size_bytes if delivery is None else delivery
+        return Lack(size_bytes, target.buffer, partition) if delivery is None else delivery
 
     def send_many(
         self,
@@ -205,8 +223,9 @@ class Producer:
     ) -> Deliveries:
         """Accept many records, given as columns: lists of bytes, or Arrow arrays. In order, per partition.
 
-        A mistake in any of them is raised before the first is accepted. With ``on_full="raise"`` all are
-        accepted or none; otherwise it waits as ``send`` does, and what finds no space in time is told by its delivery.
+        A mistake in any of them is raised before the first is accepted. With ``on_full="raise"`` all are accepted or
+        none if ``buffer_bytes`` is too small for them; otherwise it waits as ``send`` does. What finds no space in
+        time, or is more than a bounded topic takes, is told by its delivery.
         """
         target = self._targets.get(topic)
         if target is None:
@@ -221,18 +240,19 @@ class Producer:
         self._refuse_if_too_much(total_bytes)
         parts: list[Part] = []
         full: QueueFullError | None = None
-        for add, count, size_bytes in steps:
+        for add, lack in steps:
             part = None
             if full is None:
                 part = add()
                 if part is None:
                     try:
-                        part = self._when_space(size_bytes, add)
+                        part = self._when_space(lack, add)
                     except QueueFullError as error:
                         full = error
             if part is None:
                 assert full is not None  # noqa: S101  # or there would be a part
-                part = Part(failed_outcome(topic, -1 if partition is None else partition, full), 0, count)
+                part = Part(failed_outcome(topic, -1 if partition is None else partition, full), 0, lack.count)
+                self._accumulator.note_failure(part.outcome, part.count)
             parts.append(part)
         deliveries = Deliveries(parts, order)
         if on_delivery is not None:
@@ -260,51 +280,60 @@ class Producer:
             steps, order, total_bytes = self._bulk.steps(await self._look_again_async(topic), *arguments)
         self._refuse_if_too_much(total_bytes)
         parts: list[Part] = []
-        for add, _, size_bytes in steps:
+        for add, lack in steps:
             part = add()
-            parts.append(await self._when_space_async(size_bytes, add) if part is None else part)
+            parts.append(await self._when_space_async(lack, add) if part is None else part)
         return await Deliveries(parts, order)
 
     # -- waiting -------------------------------------------------------------------------
 
     def _refuse_if_too_much(self, size_bytes: int) -> None:
         if self.settings.on_full == "raise" and not self._accumulator.fits(size_bytes):
-            raise self._full()
+            raise self._full(None)
 
-    def _full(self) -> QueueFullError:
+    def _full(self, lack: Lack | None) -> QueueFullError:
+        if lack is not None and lack.topic.bounded and self._accumulator.fits(lack.size_bytes):
+            topic = lack.topic
+            bounds = {"max_backlog_records": topic.most_records, "max_backlog_bytes": topic.most_bytes}
+            named = ", ".join(f"{name} = {most}" for name, most in bounds.items() if most is not None)
+            return QueueFullError(
+                f"as much as {topic.name} ever takes ({named}, per partition) is on its way and has found no room yet; "
+                "slow down, or let its consumers commit",
+                topic=topic.name,
+            )
         return QueueFullError(
             f"{self._accumulator.used_bytes} bytes are not acknowledged yet, of {self.settings.buffer_bytes} that "
             "buffer_bytes allows; slow down and retry"
         )
 
-    def _when_space(self, size_bytes: int, add: Callable[[], _T | int | None]) -> _T:
+    def _when_space(self, lack: Lack, add: Callable[[], _T | Lack | None]) -> _T:
         """Wait for space, and add then. ``QueueFullError`` if there is none in time, or waiting is not wanted."""
         if self.settings.on_full == "raise" or self._io.is_current:  # the I/O thread would wait for itself
-            raise self._full()
+            raise self._full(lack)
         deadline_s = time.monotonic() + self.settings.delivery_timeout_ms / 1000
         while True:
             space = threading.Event()
-            self._accumulator.when_space(size_bytes, space.set)
+            self._accumulator.when_space(lack, space.set)
             if not space.wait(max(0.0, deadline_s - time.monotonic())):
-                raise self._full()
+                raise self._full(lack)
             added = add()
-            if added is not None and not isinstance(added, int):
+            if added is not None and not isinstance(added, Lack):
                 return added
 
-    async def _when_space_async(self, size_bytes: int, add: Callable[[], _T | int | None]) -> _T:
+    async def _when_space_async(self, lack: Lack, add: Callable[[], _T | Lack | None]) -> _T:
         if self.settings.on_full == "raise":
-            raise self._full()
+            raise self._full(lack)
         deadline_s = time.monotonic() + self.settings.delivery_timeout_ms / 1000
         loop = asyncio.get_running_loop()
         while True:
             space = asyncio.Event()
-            self._accumulator.when_space(size_bytes, lambda space=space: _wake_in(loop, space.set))  # type: ignore[misc]
+            self._accumulator.when_space(lack, lambda space=space: _wake_in(loop, space.set))  # type: ignore[misc]
             try:
                 await asyncio.wait_for(space.wait(), max(0.0, deadline_s - time.monotonic()))
             except asyncio.TimeoutError:
-                raise self._full() from None
+                raise self._full(lack) from None
             added = add()
-            if added is not None and not isinstance(added, int):
+            if added is not None and not isinstance(added, Lack):
                 return added
 
     def _wait_for_callbacks(self) -> None:
@@ -313,32 +342,49 @@ class Producer:
         if callbacks.backlog > CallbackThread.MAX_BACKLOG and not self._io.is_current:
             callbacks.drain(self.settings.delivery_timeout_ms / 1000)
 
-    def flush(self, timeout_ms: int | None = None) -> None:
+    @hinted
+    def flush(self, *, timeout_ms: int | None = None) -> None:
         """Send at once what lingers, and wait until all that was accepted before is acknowledged, or has failed.
 
-        Callbacks have run then too. ``OutcomeUnknownError`` after ``timeout_ms``: the producer still tries.
+        ``DeliveryFailedError`` if some has failed and nobody was told: no delivery was asked for it, and no flush
+        has said so before. Callbacks have run then too. ``OutcomeUnknownError`` after ``timeout_ms``: the producer
+        still tries.
         """
         self._refuse_in_child()
+        self._wait_until_resolved(timeout_ms)
+        self._raise_failures()
+
+    @hinted
+    async def flush_async(self, *, timeout_ms: int | None = None) -> None:
+        """The same in an event loop. Does not wait for callbacks."""
+        self._refuse_in_child()
+        timeout_s = None if timeout_ms is None else check_timeout_ms(timeout_ms) / 1000
+        loop, resolved = asyncio.get_running_loop(), asyncio.Event()
+        self._accumulator.when_resolved(self._accumulator.cut_all(), lambda: _wake_in(loop, resolved.set))
+        try:
+            await asyncio.wait_for(resolved.wait(), timeout_s)
+        except asyncio.TimeoutError:
+            raise self._not_flushed(timeout_ms) from None
+        self._raise_failures()
+
+    def _wait_until_resolved(self, timeout_ms: int | None) -> None:
+        timeout_s = None if timeout_ms is None else check_timeout_ms(timeout_ms) / 1000
         if self._io.is_current:
             raise InvalidInputError("this would wait for itself: in the I/O thread, await flush_async()")
-        deadline_s = None if timeout_ms is None else time.monotonic() + timeout_ms / 1000
+        deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
         resolved = threading.Event()
         self._accumulator.when_resolved(self._accumulator.cut_all(), resolved.set)
-        if not resolved.wait(None if timeout_ms is None else timeout_ms / 1000):
+        if not resolved.wait(timeout_s):
             raise self._not_flushed(timeout_ms)
         left_s = None if deadline_s is None else max(0.0, deadline_s - time.monotonic())
         if not CallbackThread.shared().drain(left_s):
             raise OutcomeUnknownError(f"callbacks have not finished after {timeout_ms} ms")
 
-    async def flush_async(self, timeout_ms: int | None = None) -> None:
-        """The same in an event loop. Does not wait for callbacks."""
-        self._refuse_in_child()
-        loop, resolved = asyncio.get_running_loop(), asyncio.Event()
-        self._accumulator.when_resolved(self._accumulator.cut_all(), lambda: _wake_in(loop, resolved.set))
-        try:
-            await asyncio.wait_for(resolved.wait(), None if timeout_ms is None else timeout_ms / 1000)
-        except asyncio.TimeoutError:
-            raise self._not_flushed(timeout_ms) from None
+    def _raise_failures(self) -> None:
+        batches, more_records = self._accumulator.failures()
+        error = delivery_failed(batches, more_records)
+        if error is not None:
+            raise error
 
     def _refuse_in_child(self) -> None:
         if self._io.forked:
@@ -390,23 +436,41 @@ class Producer:
 
     # -- the end -------------------------------------------------------------------------
 
-    def close(self, timeout_ms: int | None = None) -> None:
+    @hinted
+    def close(self, *, timeout_ms: int | None = None) -> None:
         """Accept nothing more, and wait until all that was accepted is acknowledged or has failed.
 
-        After ``timeout_ms`` what is left is given up: its deliveries tell whether it may be written. In a forked
-        child there is nothing to wait for: its parent sends what was accepted before the fork.
+        After ``timeout_ms`` what is left is given up: its deliveries tell whether it may be written. Raises
+        ``DeliveryFailedError`` as ``flush`` does, once it is closed. In a forked child there is nothing to wait for:
+        its parent sends what was accepted before the fork.
         """
+        if timeout_ms is not None:
+            check_timeout_ms(timeout_ms)
         self._leaving.detach()
         if self._io.forked:
             return
         self._accumulator.close()
         try:
-            self.flush(timeout_ms)
+            self._wait_until_resolved(timeout_ms)
         except OutcomeUnknownError as error:
             _log.warning("a producer was closed too soon: %s", error)
         finally:
-            if self._io.usable:
-                self._io.loop.call_soon_threadsafe(self._sender.close)
+            if self._io.is_current:
+                self._sender.close()
+            elif self._io.usable:
+                self._io.call(self._end())  # what is left is resolved after this
+        self._raise_failures()
+
+    async def _end(self) -> None:
+        self._sender.close()
+
+    def _leave(self, kind: type[BaseException] | None) -> None:
+        try:
+            self.close()
+        except DeliveryFailedError as error:
+            if kind is None:
+                raise
+            _log.error("%s", error)  # what the block has raised is not hidden by it
 
     def __enter__(self) -> Self:
         return self
@@ -414,11 +478,12 @@ class Producer:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
+        self._leave(kind)
 
-    async def close_async(self, timeout_ms: int | None = None) -> None:
+    @hinted
+    async def close_async(self, *, timeout_ms: int | None = None) -> None:
         """The same in an event loop."""
-        await asyncio.to_thread(self.close, timeout_ms)
+        await asyncio.to_thread(self.close, timeout_ms=timeout_ms)
 
     async def __aenter__(self) -> Self:
         return self
@@ -426,7 +491,7 @@ class Producer:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self.close_async()
+        await asyncio.to_thread(self._leave, kind)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _make, (self._rq, self._options)

@@ -8,6 +8,12 @@ until nothing is under way any more, and sends the whole window again in its
 order. The partition answers what it has already with the offset of the first
 time, so nothing is lost, doubled or reordered, whatever happened in between.
 
+A partition whose backlog is bounded refuses what does not fit. The stream then
+waits for its turn there (``AwaitRoom``), is told how much room is kept for it,
+cuts the batch where the room ends, and sends what fits; then it waits again.
+Sequences count records, so a piece of a batch continues where the one before
+it ended, and the partition knows a piece of what it has written as a whole.
+
 A batch that is given up (an error that does not pass, or its time is up) leaves
 a hole in the numbers, and the partition takes nothing behind a hole. So the
 stream begins a new *epoch* of its producer id, numbered from 0. What is *held*
@@ -38,7 +44,8 @@ from functools import partial
 from itertools import count
 from typing import Any
 
-from rayqueue.client.accumulator import Accumulator, Batch, PartitionBuffer
+from rayqueue.client.accumulator import Accumulator, PartitionBuffer
+from rayqueue.client.outgoing import Batch
 from rayqueue.client.surroundings import AppendChannel, LeaderRoute, Surroundings
 from rayqueue.errors import (
     ClosedError,
@@ -47,6 +54,7 @@ from rayqueue.errors import (
     InvalidInputError,
     NotLeaderError,
     OutcomeUnknownError,
+    OversizedRecordError,
     ProducerError,
     ProducerFencedError,
     QueueFullError,
@@ -55,6 +63,7 @@ from rayqueue.errors import (
     SequenceExpiredError,
     SequenceGapError,
 )
+from rayqueue.protocol.calls import AwaitRoom, Room
 from rayqueue.protocol.data import Appended
 from rayqueue.protocol.frames import Kind
 from rayqueue.protocol.topics import TopicPartition
@@ -75,6 +84,9 @@ _LEADERLESS_S = 1.0
 """When nobody leads for so long, the same."""
 
 _CONGESTED_S = 0.002
+
+_ROOM_WAIT_MS = 5000
+"""How long the leader of a full partition is asked to wait for room before it answers. Then it is asked again."""
 
 _NOT_WRITTEN = (NotLeaderError, ReplicaClosedError, QueueFullError, ProducerError, InvalidInputError)
 """Errors that say for sure that this attempt has written nothing."""
@@ -119,6 +131,8 @@ class PartitionStream:
         self._failures = 0
         self._gap_since_s: float | None = None
         self._probe = False
+        self._rationed = False  # the partition is full: nothing goes without a grant
+        self._full: RayQueueError = QueueFullError(f"{self.partition} has no room")  # as it was said last
         self._leaderless = False
         self._linger: asyncio.TimerHandle | None = None
         self._closed = False
@@ -238,8 +252,12 @@ class PartitionStream:
         if not isinstance(error, _NOT_WRITTEN):
             batch.maybe_written = True
         full = isinstance(error, QueueFullError)
-        self._probe = self._probe or full or isinstance(error, DiskFullError)
-        if full and self._raises_full and not batch.maybe_written:
+        bounded = _is_bounded(error)
+        if bounded:
+            self._rationed = True
+            self._full = error
+        self._probe = self._probe or (full and not bounded) or isinstance(error, DiskFullError)
+        if full and not bounded and self._raises_full and not batch.maybe_written:
             self._give_up(batch, error)
         elif isinstance(error, SequenceGapError) and batch is self._window[0]:
             self._gap_at_head(batch, error)
@@ -314,11 +332,13 @@ class PartitionStream:
         """One attempt to get under way again. True once there is nothing left to recover."""
         await self._settle()
         error, self._error = self._error, None
-        if error is not None:
+        if error is not None and not _is_bounded(error):  # for room we wait in the line
             await asyncio.sleep(self._pause_s())
         self._tidy()
-        if not self._window and not self._held and not len(self._buffer):
-            return True
+        if not self._window and not self._held:
+            self._rationed = False
+            if not len(self._buffer):
+                return True
         try:
             channel = await self._connect(error)
         except RayQueueError as failure:
@@ -332,11 +352,79 @@ class PartitionStream:
         if self._new_epoch and not self._window:
             self._renumber()
         self._channel = channel
+        if self._rationed:
+            await self._send_rationed(channel)
+            return not self._held and not self._window and not self._error
         probing = self._probe
-        for batch in list(self._window)[: 1 if probing else None]:
+        most = 1 if probing else self._max_batches  # more than that in doubt is more than the partition remembers
+        for batch in list(self._window)[:most]:
             if not batch.settled and not self._transmit(batch, channel):
                 return False
-        return not self._held and not (probing and self._window)
+        return not self._held and not (probing and self._window) and len(self._window) <= most
+
+    # -- a full partition ----------------------------------------------------------------
+
+    async def _send_rationed(self, channel: AppendChannel) -> None:
+        """Wait for room, and send as much as there is."""
+        if not self._window:
+            return
+        head = self._window[0]
+        try:
+            room = await self._await_room(channel)
+        except OversizedRecordError as error:
+            self._give_up(self._cut(head, 1, head.first_bytes()), error)
+            return
+        except RayQueueError as error:
+            self._last_error = error
+            self._stop(error)
+            return
+        self._tidy()  # time has passed
+        if self._new_epoch or not self._window or self._window[0] is not head or self._closed:
+            return
+        records, size_bytes = room.records, room.size_bytes
+        for batch in list(self._window)[: self._max_batches]:
+            if len(batch) > records or len(self._payload(batch)) > size_bytes:
+                batch = self._cut(batch, records, size_bytes)
+                if len(batch) > records or len(self._payload(batch)) > size_bytes:
+                    break
+            records -= len(batch)
+            size_bytes -= len(self._payload(batch))
+            if not self._transmit(batch, channel):
+                return
+        if self._raises_full and not self._under_way:
+            self._give_up(self._window[0], self._full)
+
+    async def _await_room(self, channel: AppendChannel) -> Room:
+        """What the partition takes of us now. Nothing, if it takes longer than we wait."""
+        assert self._producer_id is not None  # noqa: S101  # connected before
+        window = list(self._window)[: self._max_batches]
+        left_ms = max(1, round((window[0].deadline_s - self._clock_s()) * 1000))
+        wait_ms = 0 if self._raises_full else min(_ROOM_WAIT_MS, left_ms)
+        call = AwaitRoom(
+            producer_id=self._producer_id,
+            records=sum(map(len, window)),
+            size_bytes=sum(len(self._payload(batch)) for batch in window),
+            least_bytes=window[0].first_bytes(),
+            wait_ms=wait_ms,
+        )
+        try:
+            room: Room = await asyncio.wait_for(channel.call(call, may_take_ms=wait_ms), wait_ms / 1000 + self._stall_s)
+        except asyncio.TimeoutError:
+            raise OutcomeUnknownError(f"the leader of {self.partition} has not answered") from None
+        return room
+
+    def _cut(self, batch: Batch, records: int, size_bytes: int) -> Batch:
+        """What of the batch fits into this, cut off; the batch itself if nothing can be."""
+        pieces = batch.cut(records, size_bytes)
+        if pieces is None:
+            return batch
+        self._accumulator.split(batch, pieces)
+        at = self._window.index(batch)
+        del self._window[at]
+        for piece in reversed(pieces):
+            self._window.insert(at, piece)
+        self._count()
+        return pieces[0]
 
     async def _settle(self) -> None:
         """Wait until nothing is under way, so that no batch is twice. Give up on a leader that stays silent."""
@@ -493,6 +581,8 @@ class PartitionStream:
             return DeliveryTimeoutError(
                 f"not acknowledged by {self.partition} within {timeout_ms} ms; it may be written{why}"
             )
+        if self._rationed:
+            return self._full
         if self._last_error is not None and not isinstance(self._last_error, OutcomeUnknownError):
             return self._last_error
         return DeliveryTimeoutError(f"not sent to {self.partition} within {timeout_ms} ms; it is not written{why}")
@@ -533,6 +623,11 @@ class PartitionStream:
         if error is not None and not batch.outcome.done:
             _log.warning("%d records for %s: %s: %s", len(batch), self.partition, type(error).__name__, error)
         self._accumulator.resolve(batch, base_offset, error)
+
+
+def _is_bounded(error: RayQueueError) -> bool:
+    """The partition's backlog has reached its bound; not a queue that is full for a moment."""
+    return isinstance(error, QueueFullError) and "bound" in error.details
 
 
 def _error_of(future: asyncio.Future[Appended]) -> RayQueueError | None:

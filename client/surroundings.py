@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from rayqueue.config import ClientSettings, ProducerSettings
 from rayqueue.errors import RayQueueError
+from rayqueue.protocol.calls import Call
 from rayqueue.protocol.data import Appended
 from rayqueue.protocol.frames import Kind
 from rayqueue.protocol.topics import TopicPartition
@@ -22,6 +23,7 @@ class AppendChannel(Protocol):
     @property
     def queued_bytes(self) -> int: ...
     def append(self, batch: bytes, kind: Kind = ...) -> asyncio.Future[Appended]: ...
+    def call(self, call: Call, *, may_take_ms: int = ...) -> asyncio.Future[Any]: ...
 
 
 class LeaderRoute(Protocol):

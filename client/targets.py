@@ -43,6 +43,7 @@ class Target:
             self.max_bytes,
             randrange(count),  # noqa: S311
         )
+        self._bound(info)
         self._custom = None if isinstance(partitioner, str) else partitioner
         self._partitioner = partitioner if isinstance(partitioner, str) else ""
         self.keyed = self._by_key(count)
@@ -55,6 +56,7 @@ class Target:
     def changed(self, info: TopicInfo) -> None:
         """The topic has more partitions, or other limits. Never fewer partitions."""
         self.max_bytes = self._limit(info)
+        self._bound(info)
         count = len(info.partitions)
         if count > self._count:
             self.buffer.grow(count)
@@ -63,6 +65,10 @@ class Target:
 
     def _by_key(self, partitions: int) -> KeyedPartitions | None:
         return KeyedPartitions(self._partitioner, partitions) if self._partitioner in BY_KEY else None
+
+    def _bound(self, info: TopicInfo) -> None:
+        self.buffer.most_records = info.settings.max_backlog_records
+        self.buffer.most_bytes = info.settings.max_backlog_bytes
 
     def _limit(self, info: TopicInfo) -> int:
         return min(info.settings.max_record_bytes, self._max_batch_bytes - BATCH_BYTES)

@@ -226,6 +226,9 @@ class CallSettings(Section):
         default=4096, description="fetches under way at a time, with those that wait for new records (55 KB each)"
     )
     max_controls: Positive = Field(default=64, description="all other calls under way at a time")
+    room_hold_ms: Positive = Field(
+        default=1000, description="room in a bounded topic is kept for this long for a producer that waited for it"
+    )
     max_fetch_bytes: Positive = Field(default=4 * MIB, description="the most that one fetch returns")
     max_fetch_wait_ms: NotNegative = Field(default=30_000, description="the longest that a fetch waits for records")
     disk_readers: Positive = Field(default=4, description="threads that read what is not in memory any more")

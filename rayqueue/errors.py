@@ -36,6 +36,7 @@
     │   ├── LeadershipLostError
     │   ├── AppendTimeoutError
     │   └── DeliveryTimeoutError     a producer has tried for as long as it was told to
+    ├── DeliveryFailedError          told by flush: records of a producer that nobody has asked about have failed
     ├── MembershipError
     │   ├── ChangeInProgressError
     │   ├── LearnerBehindError
@@ -61,6 +62,7 @@ decide for himself.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 
@@ -304,6 +306,16 @@ class DeliveryTimeoutError(OutcomeUnknownError):
     code = "delivery_timeout"
     retriable = False
     refresh_metadata = False
+
+
+class DeliveryFailedError(RayQueueError):
+    """Records that a producer had accepted were not acknowledged, and no delivery was asked about them.
+
+    ``deliveries`` has theirs, each with its own error; ``details`` how many failed, and of how many nobody knows.
+    """
+
+    code = "delivery_failed"
+    deliveries: Sequence[Any] = ()
 
 
 class MembershipError(RayQueueError):

@@ -6,10 +6,12 @@ and still learn of a gap or a newer epoch at once. Applying the entry remains
 the judge: admission may let through what apply then refuses, never the other
 way around (except for a leader that is none any more, whose answer is void).
 
-A partition with a bound on its backlog is full once what its slowest group has
-not committed, what was proposed since and the batch would be more than that.
-Repetitions of what is written, or on its way, need no room. A batch that is
-larger than the bound gets in when nothing else waits.
+A partition with a bound on its backlog never takes a batch that, with what its
+slowest group has not committed and what was proposed since, would be more than
+that. A leader that has not applied yet what its predecessors left cannot know,
+and takes nothing. Repetitions of what is written, or on its way, need no room.
+Who finds no room may wait for some in ``line``; what was granted there to
+somebody else is taken.
 
 It belongs to one leadership: ``reset()`` when that begins or ends.
 """
@@ -20,10 +22,12 @@ from collections import OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from rayqueue.errors import InvalidInputError, QueueFullError, SequenceGapError
+from rayqueue.errors import InvalidInputError, NotLeaderError, OversizedRecordError, QueueFullError, SequenceGapError
 from rayqueue.partition.answers import Appended
+from rayqueue.partition.line import Answer, Line
 from rayqueue.partition.machine import Partition
 from rayqueue.partition.producers import fenced
+from rayqueue.protocol.calls import AwaitRoom, Room
 from rayqueue.records import BatchHeader, validate
 from rayqueue.records.header import MAX_MESSAGE_BYTES
 
@@ -40,6 +44,9 @@ class AdmissionLimits:
     """How far in the future a timestamp may be. One record from the year 3000 would end retention by time."""
 
 
+_NO_BOUND = 2**62
+
+
 class Admission:
     def __init__(
         self,
@@ -47,9 +54,11 @@ class Admission:
         limits: AdmissionLimits | None = None,
         *,
         next_index: Callable[[], int] | None = None,
+        line: Line | None = None,
     ) -> None:
         """``next_index`` tells which entry the next proposal becomes: the engine's. Without it, bounds on the
         backlog count what is applied only."""
+        self.line = Line() if line is None else line
         self._partition = partition
         self._limits = AdmissionLimits() if limits is None else limits
         self._next_index = next_index or (lambda: partition.applied)
@@ -57,9 +66,11 @@ class Admission:
         self._waiting: deque[tuple[int, int, int]] = deque()  # index, records, bytes of what is not applied yet
         self._waiting_records = 0
         self._waiting_bytes = 0
+        self._inherited = 0  # the last entry that this leadership has not counted
 
     def reset(self) -> None:
         """Forget what was proposed: leadership was won or lost."""
+        self._inherited = self._next_index() - 1
         self._proposed.clear()
         self._waiting.clear()
         self._waiting_records = self._waiting_bytes = 0
@@ -121,32 +132,88 @@ class Admission:
         return None
 
     def _take_room(self, header: BatchHeader) -> None:
-        """``QueueFullError`` if there is none. Free while the partition has no bounds."""
+        """``QueueFullError`` if there is none."""
+        index = self._next_index()
+        self._forget_applied(index)
         settings = self._partition.settings
-        if settings.max_backlog_bytes is None and settings.max_backlog_records is None:
-            return
-        index, waiting = self._next_index(), self._waiting
-        while waiting and waiting[0][0] <= self._partition.applied:
-            self._no_longer_waits(*waiting.popleft())
-        while waiting and waiting[-1][0] >= index:
-            self._no_longer_waits(*waiting.pop())  # it was admitted, but the engine refused it
-        backlog = self._partition.backlog()
-        records, size_bytes = backlog.records + self._waiting_records, backlog.size_bytes + self._waiting_bytes
-        for bound, limit, present, more in (
-            ("max_backlog_bytes", settings.max_backlog_bytes, size_bytes, header.length),
-            ("max_backlog_records", settings.max_backlog_records, records, header.count),
+        if settings.max_backlog_bytes is not None or settings.max_backlog_records is not None:
+            self._check_room(header)
+            self.line.used(header.producer_id, header.count, header.length)
+        self._waiting.append((index, header.count, header.length))
+        self._waiting_records += header.count
+        self._waiting_bytes += header.length
+
+    def _check_room(self, header: BatchHeader) -> None:
+        self._check_settled()
+        settings = self._partition.settings
+        most_bytes = settings.max_backlog_bytes
+        if header.count == 1 and most_bytes is not None and header.length > most_bytes:
+            raise _never_fits(header.length, most_bytes)
+        records, size_bytes = self._present()
+        behind = self.line.stands_before(header.producer_id, header.count, header.length)
+        reserved = self.line.reserved(header.producer_id)
+        for bound, limit, present, kept, more in (
+            ("max_backlog_bytes", most_bytes, size_bytes, reserved.size_bytes, header.length),
+            ("max_backlog_records", settings.max_backlog_records, records, reserved.records, header.count),
         ):
-            if limit is not None and records and present + more > limit:
+            if limit is not None and (behind or present + kept + more > limit):
+                why = "others wait for room already" if behind else f"{more} more would pass {bound} = {limit}"
                 raise QueueFullError(
-                    f"{present} wait for the slowest group and {more} more would pass {bound} = {limit}; "
-                    "retry once it has committed",
+                    f"{present} wait for the slowest group, and {why}; retry once it has committed",
                     bound=bound,
                     limit=limit,
                     backlog=present,
                 )
-        waiting.append((index, header.count, header.length))
-        self._waiting_records += header.count
-        self._waiting_bytes += header.length
+
+    def _check_settled(self) -> None:
+        applied = self._partition.applied
+        if applied < self._inherited:
+            raise NotLeaderError(
+                f"this leader was just elected and has applied {applied} of {self._inherited} entries that it found; "
+                "it does not know yet how much room there is",
+                leader=None,
+            )
+
+    def _present(self) -> tuple[int, int]:
+        """Records and bytes that count against the bounds."""
+        backlog = self._partition.backlog()
+        return backlog.records + self._waiting_records, backlog.size_bytes + self._waiting_bytes
+
+    # -- waiting for room ----------------------------------------------------------------
+
+    def await_room(self, wanted: AwaitRoom, client: int, deadline_s: float, answer: Answer) -> None:
+        """Take a place in the line. Answered by ``advance``."""
+        self._check_settled()
+        if wanted.producer_id < 1 or wanted.records < 1 or not 0 <= wanted.least_bytes <= wanted.size_bytes:
+            raise InvalidInputError(
+                f"producer {wanted.producer_id} waits for {wanted.records} records of {wanted.size_bytes} bytes, "
+                f"{wanted.least_bytes} at least: each must be positive, and the least no more than all"
+            )
+        most_bytes = self._partition.settings.max_backlog_bytes
+        if most_bytes is not None and wanted.least_bytes > most_bytes:
+            raise _never_fits(wanted.least_bytes, most_bytes)
+        self.line.join(wanted, client, deadline_s, answer)
+
+    def advance(self, now_s: float) -> None:
+        """Grant what room there is to those who wait for it."""
+        if not len(self.line):
+            return
+        settings = self._partition.settings
+        most_records, most_bytes = settings.max_backlog_records, settings.max_backlog_bytes
+        self._forget_applied(self._next_index())
+        records, size_bytes = self._present()
+        free = Room(
+            _NO_BOUND if most_records is None else most_records - records,
+            _NO_BOUND if most_bytes is None else most_bytes - size_bytes,
+        )
+        self.line.advance(free, now_s)
+
+    def _forget_applied(self, next_index: int) -> None:
+        waiting = self._waiting
+        while waiting and waiting[0][0] <= self._partition.applied:
+            self._no_longer_waits(*waiting.popleft())
+        while waiting and waiting[-1][0] >= next_index:
+            self._no_longer_waits(*waiting.pop())  # it was admitted, but the engine refused it
 
     def _no_longer_waits(self, _: int, records: int, size_bytes: int) -> None:
         self._waiting_records -= records
@@ -158,3 +225,11 @@ class Admission:
         proposed.move_to_end(header.producer_id)
         if len(proposed) > self._partition.settings.max_producers:
             proposed.popitem(last=False)
+
+
+def _never_fits(size_bytes: int, most_bytes: int) -> OversizedRecordError:
+    return OversizedRecordError(
+        f"a record that takes {size_bytes} bytes as a batch is larger than the topic's max_backlog_bytes, {most_bytes}",
+        length=size_bytes,
+        limit=most_bytes,
+    )

@@ -11,6 +11,9 @@ A batch is judged by ``answer``:
     sequence is higher                 a gap: an earlier batch is missing
     sequence is lower                  answered as the first time; expired if that is forgotten
 
+A part of a batch that was written is answered too: its producer has cut it
+since, because it was told that the batch as a whole had no room.
+
 What is forgotten depends on the log alone, never on a clock: when there are
 too many producers, the one whose last batch is the oldest goes. Whoever comes
 back after that is unknown, and must take a new epoch to write again.
@@ -167,8 +170,9 @@ def _gap(header: BatchHeader, expected: int) -> SequenceGapError:
 def _repeated(header: BatchHeader, producer: Producer) -> Appended | ProducerError:
     oldest: int | None = None
     for sequence, base_offset, count in _WRITTEN.iter_unpack(producer.window):
-        if (sequence, count) == (header.sequence, header.count):
-            return Appended(Offset(base_offset), count, True)
+        skipped = header.sequence - sequence
+        if skipped >= 0 and skipped + header.count <= count:
+            return Appended(Offset(base_offset + skipped), header.count, True)
         oldest = sequence if oldest is None else oldest
     if oldest is None or header.sequence < oldest:
         return SequenceExpiredError(
@@ -179,7 +183,7 @@ def _repeated(header: BatchHeader, producer: Producer) -> Appended | ProducerErr
     # Retrying cannot help: it was cut into other batches than the first time.
     return ProducerError(
         f"producer {header.producer_id} repeats sequence {header.sequence} with {header.count} records, "
-        "which was not a batch the first time",
+        "which were not in one batch the first time",
         sequence=header.sequence,
         count=header.count,
     )

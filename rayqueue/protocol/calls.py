@@ -45,6 +45,13 @@ class Lag(msgspec.Struct, frozen=True, array_like=True):
     records_by_lane: dict[int, int]
 
 
+class Room(msgspec.Struct, frozen=True, array_like=True):
+    """What a partition with bounds still takes: records, and bytes of batches."""
+
+    records: int
+    size_bytes: int
+
+
 class ReplicaStatus(msgspec.Struct, frozen=True, array_like=True):
     node: str
     role: str
@@ -227,8 +234,35 @@ class Trim(Call, frozen=True, kw_only=True):
     before: int
 
 
+class AwaitRoom(Call, frozen=True, kw_only=True):
+    """Wait until the partition takes more, behind those who wait already.
+
+    Answered with what is kept for this producer for a while; with nothing after ``wait_ms``.
+    ``OversizedRecordError`` if ``least_bytes`` is more than the partition ever holds.
+    """
+
+    answer_type: ClassVar[Any] = Room
+    producer_id: int
+    records: int
+    size_bytes: int
+    """What is wanted. Less may be granted: one record at least, and ``least_bytes``."""
+    least_bytes: int
+    """Of a batch with the first record alone."""
+    wait_ms: int = 0
+
+
 PartitionCall = (
-    GetStatus | GetPosition | Commit | Pin | ForgetGroup | GetGroups | GetBounds | GetLag | FindOffset | Trim
+    GetStatus
+    | GetPosition
+    | Commit
+    | Pin
+    | ForgetGroup
+    | GetGroups
+    | GetBounds
+    | GetLag
+    | FindOffset
+    | Trim
+    | AwaitRoom
 )
 
 

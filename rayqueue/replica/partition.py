@@ -33,6 +33,7 @@ from rayqueue.partition import (
     read_lanes,
 )
 from rayqueue.partition.commands import check_offset, decode
+from rayqueue.partition.line import Line
 from rayqueue.protocol.data import Cursor
 from rayqueue.raft.clients import ClientTransport
 from rayqueue.records import BatchHeader
@@ -71,7 +72,8 @@ class PartitionReplica(Replica):
             max_message_bytes=log.max_message_bytes,
             max_batch_records=log.max_batch_records,
         )
-        self._admission = Admission(self._partition, limits, next_index=lambda: self._engine.next_index)
+        line = Line((calls or CallSettings()).room_hold_ms / 1000)
+        self._admission = Admission(self._partition, limits, next_index=lambda: self._engine.next_index, line=line)
         self._appends: deque[tuple[bytes, BatchHeader, Pending]] = deque()
         self._readers: list[Answer] = []
         self._readers_lock = threading.Lock()

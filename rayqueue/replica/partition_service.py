@@ -119,7 +119,9 @@ class PartitionService:
 
     @property
     def next_deadline_s(self) -> float:
-        return 0.0 if self._woken or self._grown else self._parked.next_deadline_s
+        if self._woken or self._grown:
+            return 0.0
+        return min(self._parked.next_deadline_s, self._admission.line.next_deadline_s)
 
     def serve(self, client: int, frame: Frame) -> None:
         kind = frame.kind
@@ -137,6 +139,7 @@ class PartitionService:
 
     def client_gone(self, client: int) -> None:
         self._parked.take_client(client)
+        self._admission.line.client_gone(client)
 
     def lead(self, now_s: float) -> None:
         """Nothing to do: what is committed is in the log."""
@@ -149,6 +152,8 @@ class PartitionService:
                 self._fail(fetch, self._replica.not_leader())
         for fetch in self._woken:
             fetch.follower = True  # what they wait for is committed, and there
+        for answer in self._admission.line.clear():
+            answer(self._replica.not_leader())
 
     def tick(self, now_s: float) -> None:
         if self._grown:
@@ -159,11 +164,14 @@ class PartitionService:
         for _ in range(min(len(self._woken), _WOKEN_PER_TURN)):
             self._go_on(self._woken.popleft())
         self._answers.clear()
+        self._admission.advance(now_s)
 
     def close(self) -> None:
         closed = ReplicaClosedError("the replica is closing")
         for fetch in [*self._parked.take_all(), *self._woken]:
             self._fail(fetch, closed)
+        for answer in self._admission.line.clear():
+            answer(closed)
         self._disk.shutdown(wait=False, cancel_futures=True)
         self._checks.close()
 
@@ -207,6 +215,14 @@ class PartitionService:
             self._replica.fail(client, request, result)
         else:
             self._replica.send(client, Kind.APPENDED, request, (encode_appended(*result),))
+
+    def _await_room(self, client: int, call: calls.AwaitRoom, reply: Callable[[Any], None]) -> None:
+        self._replica.check_leads()
+        admission, settings = self._admission, self._settings
+        if len(admission.line) >= settings.max_fetches:
+            raise QueueFullError(f"{len(admission.line)} producers wait here for room already, which is the limit")
+        wait_s = min(call.wait_ms, settings.max_fetch_wait_ms) / 1000
+        admission.await_room(call, client, time.monotonic() + wait_s, reply)
 
     # -- fetching -------------------------------------------------------------------------
 
@@ -379,6 +395,8 @@ class PartitionService:
             case calls.Trim(before=before):
                 self._replica.check_leads()
                 self._command(partition.guarded_trim(before), reply)
+            case calls.AwaitRoom():
+                self._await_room(client, call, reply)
             case _:
                 raise InvalidInputError(f"a partition does not answer {type(call).__name__}")
 

@@ -47,11 +47,11 @@ def test_nodes_die_come_back_and_join_and_everything_is_started_again(tmp_path: 
         assert {replica.broker for replica in partition.replicas} == set(BROKERS)
         cluster_id = rq.cluster().cluster_id
         with rq.producer() as producer:
-            producer.send("orders", b"0").result(20_000)
+            producer.send("orders", b"0").result(timeout_ms=20_000)
 
             cluster.kill("b3")
             wait_for(lambda: alive(rq) == {"b1", "b2"}, "b3 to be missed", 30.0)
-            producer.send("orders", b"1").result(20_000)
+            producer.send("orders", b"1").result(timeout_ms=20_000)
             told = {each.broker: each for each in rq.topic("orders").partitions[0].replicas}
             assert (told["b3"].role, told["b3"].problem is None) == ("absent", False)
             # New topics go where there are nodes.
@@ -68,7 +68,7 @@ def test_nodes_die_come_back_and_join_and_everything_is_started_again(tmp_path: 
             wait_for(lambda: "b4" in alive(rq), "b4 to join", 30.0)
             joined = rq.create_topic("late", replication=1).partitions[0]
             assert joined.replicas[0].broker == "b4"
-            assert producer.send("orders", b"2").result(20_000).offset == 2
+            assert producer.send("orders", b"2").result(timeout_ms=20_000).offset == 2
 
     # Everything was killed. Two of the coordinator's three nodes are enough, one is not.
     with ray_cluster("b1", "b5") as cluster:

@@ -46,7 +46,7 @@ def test_the_coordinator_grows_with_its_cluster_and_survives_its_first(tmp_path:
         values: list[bytes | None] = []
 
         def sent_and_read(value: bytes) -> None:
-            producer.send("orders", value).result(20_000)
+            producer.send("orders", value).result(timeout_ms=20_000)
 
             def read() -> bool:
                 values.extend(record.value for record in consumer.poll(timeout_ms=100))

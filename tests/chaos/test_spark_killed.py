@@ -87,7 +87,7 @@ def test_nothing_is_lost_or_repeated(tmp_path: Path) -> None:
 
         def send(producer: Producer, rows: int) -> None:
             more = [b"row %d" % number for number in range(len(sent), len(sent) + rows)]
-            producer.send_many("in", more, keys=more).result(60_000)
+            producer.send_many("in", more, keys=more).result(timeout_ms=60_000)
             sent.extend(more)
 
         with rq.producer() as producer:

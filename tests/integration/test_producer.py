@@ -18,7 +18,7 @@ from rayqueue.client.connection import RayQueue
 from rayqueue.client.delivery import Delivery
 from rayqueue.client.producer import Producer
 from rayqueue.errors import OversizedRecordError, QueueFullError, UnknownTopicError
-from rayqueue.protocol.calls import Commit
+from rayqueue.protocol.calls import Commit, GetLag
 from rayqueue.protocol.data import ANY_LANE, Cursor, FetchRequest
 from rayqueue.protocol.topics import TopicPartition
 from rayqueue.records import Record, RecordBatch
@@ -56,7 +56,7 @@ def read(rq: RayQueue, topic: str, partition: int = 0) -> list[Record]:
 
 def test_send_send_many_and_await(rq: RayQueue) -> None:
     with rq.producer() as producer:
-        first = producer.send("orders", b"one", key=b"k", headers={"h": b"v"}, priority=1).result(30_000)
+        first = producer.send("orders", b"one", key=b"k", headers={"h": b"v"}, priority=1).result(timeout_ms=30_000)
         many = producer.send_many("orders", [b"%d" % n for n in range(2000)], keys=[b"k"] * 2000, priority=1)
         arrow = producer.send_many("orders", pa.array([b"x", b"y"]), partition=first.partition, priority=1)
 
@@ -65,7 +65,7 @@ def test_send_send_many_and_await(rq: RayQueue) -> None:
             return sent, await producer.send("orders", b"three", partition=first.partition, priority=1)
 
         second, third = asyncio.run(send())
-        offsets = [each.offset for each in many.result(30_000)]
+        offsets = [each.offset for each in many.result(timeout_ms=30_000)]
         assert offsets == list(range(offsets[0] or 0, (offsets[0] or 0) + 2000))
     records = {record.offset: record for record in read(rq, "orders", first.partition)}
     one = records[first.offset or 0]
@@ -137,7 +137,7 @@ def test_the_leader_is_killed_while_many_are_on_their_way(rq: RayQueue) -> None:
 def test_fewer_acks(rq: RayQueue, acks: str) -> None:
     with rq.producer(acks=acks, partitioner=lambda key, value, partitions: 1) as producer:
         deliveries = [producer.send("orders", b"%s %d" % (acks.encode(), number)) for number in range(300)]
-        producer.flush(30_000)
+        producer.flush(timeout_ms=30_000)
         assert all(each.exception(0) is None for each in deliveries)
 
         def written() -> list[bytes | None] | None:
@@ -150,7 +150,7 @@ def test_fewer_acks(rq: RayQueue, acks: str) -> None:
 @pytest.mark.parametrize("compression", ["lz4", "zstd"])
 def test_compressed(rq: RayQueue, compression: str) -> None:
     with rq.producer(compression=compression) as producer:
-        sent = producer.send_many("orders", [b"the same over and over"] * 500, partition=0).result(30_000)
+        sent = producer.send_many("orders", [b"the same over and over"] * 500, partition=0).result(timeout_ms=30_000)
     written = {record.offset: record.value for record in read(rq, "orders", 0)}
     assert {written[each.offset or 0] for each in sent} == {b"the same over and over"}
 
@@ -164,17 +164,50 @@ def test_a_topic_that_is_full_makes_the_producer_wait_or_raises(rq: RayQueue) ->
 
     commit(0)  # somebody reads, and has read nothing
     with rq.producer(on_full="raise") as producer:
-        producer.send_many("bounded", [b"x"] * 100).result(30_000)
+        producer.send_many("bounded", [b"x"] * 100).result(timeout_ms=30_000)
         with pytest.raises(QueueFullError):
-            producer.send("bounded", b"too much").result(30_000)
+            producer.send("bounded", b"too much").result(timeout_ms=30_000)
     with rq.producer(delivery_timeout_ms=500) as producer, pytest.raises(QueueFullError):
-        producer.send("bounded", b"waits in vain").result(30_000)
+        producer.send("bounded", b"waits in vain").result(timeout_ms=30_000)
     with rq.producer() as producer:
         delivery = producer.send("bounded", b"waits")
         assert not delivery.done()
         commit(50)
-        assert delivery.result(30_000).offset == 100
+        assert delivery.result(timeout_ms=30_000).offset == 100
     assert [record.value for record in read(rq, "bounded")] == [b"x"] * 100 + [b"waits"]
+
+
+def test_a_bound_holds_exactly_while_one_sends_as_fast_as_it_can_and_one_reads(rq: RayQueue) -> None:
+    """As a newcomer tried it: 20,000 sends in a row, room for 100, and a consumer that drains."""
+    total, bound = 20_000, 100
+    rq.create_topic("narrow", replication=1, max_backlog_records=bound)
+    route = rq.io.call(rq.routes.partition(TopicPartition("narrow", 0)))
+    rq.io.call(route.call(Commit(group="drain", generation=0, offsets={0: 0})))
+    lags: list[int] = []
+    read_values: list[bytes | None] = []
+
+    def drain() -> None:
+        with rq.consumer("narrow", group="drain", auto_commit=False) as consumer:
+            deadline_s = time.monotonic() + 90
+            while len(read_values) < total and time.monotonic() < deadline_s:
+                read_values.extend(record.value for record in consumer.poll(timeout_ms=1000))
+                lags.append(rq.io.call(route.call(GetLag(group="drain"))).records)
+                consumer.commit()
+
+    with rq.producer() as producer:
+        for number in range(bound):
+            producer.send("narrow", b"%d" % number)
+        producer.flush(timeout_ms=30_000)
+        with pytest.raises(QueueFullError):
+            rq.producer(on_full="raise").send("narrow", b"no").result(30)
+        thread = threading.Thread(target=drain, daemon=True)
+        thread.start()
+        for number in range(bound, total):
+            producer.send("narrow", b"%d" % number)  # waits
+            assert producer._accumulator.unresolved_records <= bound
+    thread.join(90)
+    assert read_values == [b"%d" % number for number in range(total)]
+    assert max(lags) <= bound
 
 
 def test_mistakes(rq: RayQueue) -> None:
@@ -183,23 +216,23 @@ def test_mistakes(rq: RayQueue) -> None:
             producer.send("no-such-topic", b"x")
         with pytest.raises(OversizedRecordError):
             producer.send("orders", bytes(1_000_001))
-        assert producer.send("orders", bytes(1_000_000)).result(30_000).offset is not None
+        assert producer.send("orders", bytes(1_000_000)).result(timeout_ms=30_000).offset is not None
 
 
 def test_new_partitions_and_a_topic_that_is_deleted(rq: RayQueue) -> None:
     rq.create_topic("grows", replication=1)
     with rq.producer(partitioner="roundrobin") as producer:
-        producer.send("grows", b"x").result(30_000)
+        producer.send("grows", b"x").result(timeout_ms=30_000)
         rq.alter_topic("grows", partitions=2)
         producer._sender._looked_up_s -= 60  # half a minute later
 
         def used() -> bool:
-            return producer.send("grows", b"x").result(30_000).partition == 1
+            return producer.send("grows", b"x").result(timeout_ms=30_000).partition == 1
 
         wait_for(used, "a record in the new partition", 30)
         rq.delete_topic("grows")
 
         def gone() -> bool:
-            return isinstance(producer.send("grows", b"x").exception(60_000), UnknownTopicError)
+            return isinstance(producer.send("grows", b"x").exception(timeout_ms=60_000), UnknownTopicError)
 
         wait_for(gone, "it to be noticed that the topic is gone", 60)

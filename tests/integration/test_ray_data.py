@@ -42,7 +42,7 @@ def rq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayQueue]:
                 headers=[[("row", b"%d" % row)] for row in range(ROWS)],
                 timestamps_ms=[1_700_000_000_000 + row for row in range(ROWS)],
             )
-            sent.result(60_000)
+            sent.result(timeout_ms=60_000)
         yield queue
         queue.shutdown()
 
@@ -105,7 +105,7 @@ def test_a_run_goes_on_where_the_last_one_ended(rq: RayQueue) -> None:
     def send(first: int, count: int) -> None:
         with rq.producer() as producer:
             fresh = [b"%d" % n for n in range(first, first + count)]
-            producer.send_many("log", fresh, keys=fresh).result(60_000)
+            producer.send_many("log", fresh, keys=fresh).result(timeout_ms=60_000)
 
     def run(*, commit: bool = True, **options: Any) -> list[list[int]]:
         seen = []
@@ -136,7 +136,7 @@ def test_what_retention_took(rq: RayQueue) -> None:
     rq.create_topic("short", partitions=1, replication=1)
     with rq.producer() as producer:
         for n in range(20):
-            producer.send("short", b"%d" % n).result(30_000)
+            producer.send("short", b"%d" % n).result(timeout_ms=30_000)
     next(follow_topic(rq, "short", checkpoint="slow", max_records=5)).commit()
     ask(rq, "short", 0, Trim(before=10))
     with pytest.raises(DataLossError, match="records 5 to 9 of short-0"):

@@ -321,11 +321,11 @@ def test_what_retention_took_is_an_error_unless_it_is_allowed(
     rq.create_topic("short", partitions=1, replication=1)
     rq.create_topic("kept", partitions=1, replication=1)
     with rq.producer() as producer:
-        producer.send_many("short", [b"%d" % n for n in range(100)]).result(30_000)
+        producer.send_many("short", [b"%d" % n for n in range(100)]).result(timeout_ms=30_000)
     finish(start(spark, "short", "kept", tmp_path))
     with rq.producer() as producer:
         for n in range(100, 200):
-            producer.send("short", b"%d" % n).result(30_000)
+            producer.send("short", b"%d" % n).result(timeout_ms=30_000)
     ask(rq, "short", 0, Trim(before=150))
     query = start(spark, "short", "kept", tmp_path)
     with pytest.raises(PySparkException, match="records 100 to 149 of short-0"):
@@ -343,7 +343,7 @@ def test_leaders_that_are_killed_in_the_middle(rq: RayQueue, spark: SparkSession
         rq.create_topic(name, partitions=1, replication=3)
     count = 20_000
     with rq.producer() as producer:
-        producer.send_many("hard-in", [b"%d" % n for n in range(count)]).result(60_000)
+        producer.send_many("hard-in", [b"%d" % n for n in range(count)]).result(timeout_ms=60_000)
     query = start(spark, "hard-in", "hard-out", tmp_path, maxRecordsPerTrigger=4_000)
     killed = threading.Event()
 

@@ -79,14 +79,14 @@ def test_a_topic_is_made_described_altered_and_deleted(rq: rayqueue.RayQueue) ->
 def test_a_partition_learns_its_topics_new_settings(rq: rayqueue.RayQueue) -> None:
     rq.create_topic("limited", replication=1)
     with rq.producer() as producer:
-        producer.send("limited", b"x" * 100).result(10_000)  # it has seen the old limit
+        producer.send("limited", b"x" * 100).result(timeout_ms=10_000)  # it has seen the old limit
         rq.alter_topic("limited", max_record_bytes=10)
 
         def refused() -> bool:
-            return isinstance(producer.send("limited", b"x" * 100).exception(10_000), OversizedRecordError)
+            return isinstance(producer.send("limited", b"x" * 100).exception(timeout_ms=10_000), OversizedRecordError)
 
         wait_for(refused, "the new limit", 10.0)
-        assert producer.send("limited", b"x").result(10_000).partition == 0
+        assert producer.send("limited", b"x").result(timeout_ms=10_000).partition == 0
 
 
 def test_existing_and_impossible_topics(rq: rayqueue.RayQueue) -> None:
@@ -112,7 +112,7 @@ def test_existing_and_impossible_topics(rq: rayqueue.RayQueue) -> None:
 def test_groups_are_described_with_their_lag_and_forgotten(rq: rayqueue.RayQueue) -> None:
     rq.create_topic("read", replication=1)
     with rq.producer() as producer:
-        producer.send_many("read", [b"1", b"2", b"3"]).result(10_000)
+        producer.send_many("read", [b"1", b"2", b"3"]).result(timeout_ms=10_000)
     with rq.consumer("read", group="billing") as consumer:
         wait_for(lambda: bool(consumer.poll(timeout_ms=500)), "records", 20.0)
         told = rq.group("billing")

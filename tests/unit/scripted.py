@@ -27,7 +27,7 @@ from rayqueue.errors import (
     QueueFullError,
     RayQueueError,
 )
-from rayqueue.partition import Admission, Appended
+from rayqueue.partition import Admission, Appended, commit_command
 from rayqueue.partition.settings import PartitionSettings
 from rayqueue.protocol.data import Appended as WireAppended
 from rayqueue.protocol.frames import Kind
@@ -85,11 +85,17 @@ class ScriptedPartition:
     """A partition, its leader, and the script of what happens to each attempt. After its end all goes well."""
 
     def __init__(
-        self, loop: asyncio.AbstractEventLoop, script: Iterable[str] = (), *, lanes: int = 1, producers: int = 1024
+        self,
+        loop: asyncio.AbstractEventLoop,
+        script: Iterable[str] = (),
+        *,
+        lanes: int = 1,
+        producers: int = 1024,
+        **bounds: int | None,
     ) -> None:
         self.loop = loop
         self.script: Iterator[str] = iter(script)
-        self.log = Log(PartitionSettings(lanes=lanes, max_producers=producers))
+        self.log = Log(PartitionSettings(lanes=lanes, max_producers=producers, **bounds))  # type: ignore[arg-type]
         self.admission = Admission(self.log.partition)
         self.records: list[bytes | None] = []
         self.lanes: list[int] = []
@@ -125,7 +131,24 @@ class ScriptedPartition:
             assert answer.base_offset == len(self.records)
             self.records += decoded.values()
             self.lanes += [decoded.header.lane] * len(decoded)
+            most = self.log.settings.max_backlog_records
+            assert most is None or self.log.partition.backlog().records <= most
+        self.tick()
         return WireAppended(*answer)
+
+    def consume(self, records: int) -> None:
+        """A group commits so many more, or all."""
+        known = self.log.partition.position("g")
+        to = min(self.log.partition.next_offset, records + (known.offsets[0] if known is not None else 0))
+        self.log.apply(commit_command("g", 1, dict.fromkeys(range(self.log.settings.lanes), to)))
+        self.tick()
+
+    def tick(self) -> None:
+        """Grant room to those who wait, now and whenever somebody's time is up."""
+        now_s, line = self.loop.time(), self.admission.line
+        self.admission.advance(now_s)
+        if line.next_deadline_s < float("inf"):
+            self.loop.call_later(max(0.001, line.next_deadline_s - now_s), self.tick)
 
     def write_quietly(self, batch: bytes) -> None:
         with contextlib.suppress(RayQueueError):
@@ -184,6 +207,36 @@ class ScriptedChannel:
             self._answer(future, lambda: _refuse(action), LATENCY_S)
         return future
 
+    def call(self, call: Any, *, may_take_ms: int = 0) -> asyncio.Future[Any]:
+        """``AwaitRoom``, on the way there and back as long as an append."""
+        loop, partition = self.partition.loop, self.partition
+        future: asyncio.Future[Any] = loop.create_future()
+        self._pending.append(future)
+
+        def settle(answer: Any) -> None:
+            if future.done():
+                return
+            if isinstance(answer, RayQueueError):
+                future.set_exception(answer)
+            else:
+                future.set_result(answer)
+
+        def ask() -> None:
+            if self.closed or self.silent:
+                return
+
+            def back(answer: Any) -> None:
+                loop.call_later(LATENCY_S / 2, settle, answer)
+
+            try:
+                partition.admission.await_room(call, id(self), loop.time() + call.wait_ms / 1000, back)
+            except RayQueueError as error:
+                back(error)
+            partition.tick()
+
+        loop.call_later(LATENCY_S / 2, ask)
+        return future
+
     def _answer(self, future: asyncio.Future[WireAppended], answer: Callable[[], WireAppended], after_s: float) -> None:
         """Carried out now, answered later."""
         result: WireAppended | RayQueueError
@@ -238,7 +291,13 @@ class ScriptedRoutes:
 
     def info(self) -> TopicInfo:
         count = len(self.partitions)
-        settings = TopicSettings(partitions=count, lanes=self.lanes)
+        limits = self.partitions[0].log.settings
+        settings = TopicSettings(
+            partitions=count,
+            lanes=self.lanes,
+            max_backlog_records=limits.max_backlog_records,
+            max_backlog_bytes=limits.max_backlog_bytes,
+        )
         parts = tuple(PartitionInfo(n, f"orders-{n}.{self.topic_id}", ()) for n in range(count))
         return TopicInfo("orders", self.topic_id, settings, parts)
 
@@ -268,13 +327,23 @@ class Bench:
         lanes: int = 1,
         producers: int = 1024,
         seed: int = 0,
+        max_backlog_records: int | None = None,
+        max_backlog_bytes: int | None = None,
         **settings: Any,
     ) -> None:
         self.loop = VirtualLoop()
         asyncio.set_event_loop(self.loop)
         script = iter(script)
         self.partitions = [
-            ScriptedPartition(self.loop, script, lanes=lanes, producers=producers) for _ in range(partitions)
+            ScriptedPartition(
+                self.loop,
+                script,
+                lanes=lanes,
+                producers=producers,
+                max_backlog_records=max_backlog_records,
+                max_backlog_bytes=max_backlog_bytes,
+            )
+            for _ in range(partitions)
         ]
         self.partition = self.partitions[0]
         self.routes = ScriptedRoutes(self.partitions, lanes)

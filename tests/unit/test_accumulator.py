@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import threading
+from functools import partial
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rayqueue.client.accumulator import ANY, Accumulator, Batch, TopicBuffer
+from rayqueue.client.accumulator import ANY, STRIPE, Accumulator, Lack, TopicBuffer
 from rayqueue.client.columns import check_columns, check_headers, cuts, ends_of
+from rayqueue.client.outgoing import Batch
 from rayqueue.errors import ClosedError, InvalidInputError
 from rayqueue.records import Compression, RecordBatch
 
@@ -108,13 +110,64 @@ def test_higher_lanes_go_first_and_each_lane_keeps_its_order() -> None:
     assert [(batch.lane, batch.values) for batch in batches if batch] == [(2, [b"high"]), (0, [b"low", b"low too"])]
 
 
-def test_any_is_one_partition_until_its_batch_is_full_or_gone() -> None:
+def test_any_is_one_partition_until_its_batch_is_full_or_gone_then_the_one_with_the_least_on_its_way() -> None:
     bench = Bench(partitions=3)
     for number in range(7):
         bench.send(b"%d" % number, number=ANY)
     assert [bench.values(number) for number in (1, 2, 0)] == [[[b"0", b"1", b"2"]], [[b"3", b"4", b"5"]], [[b"6"]]]
     bench.send(b"7", number=ANY)
-    assert bench.values(1) == [[b"7"]]
+    assert bench.values(0) == [[b"7"]]
+
+
+def test_a_burst_without_keys_is_shared_by_partitions_that_have_nothing_to_do() -> None:
+    """Nothing is taken meanwhile: the sender does not even know who leads yet."""
+    bench = Bench(partitions=3, batch_bytes=10**6, buffer_bytes=10**6)
+    for number in range(300):
+        bench.send(b"%d" % number, number=ANY)
+    counts = [partition.records for partition in bench.topic.partitions]
+    assert sum(counts) == 300
+    assert max(counts) - min(counts) <= STRIPE
+    assert [len(bench.values(number)) for number in range(3)] == [1, 1, 1]  # in one batch each
+
+
+def test_a_busy_partition_gets_less_of_a_burst_and_an_idle_one_its_share() -> None:
+    bench = Bench(partitions=2, batch_bytes=10**6, buffer_bytes=10**6)
+    for _ in range(100):
+        bench.send(b"x", number=0)
+    for _ in range(100):
+        bench.send(b"y", number=ANY)
+    busy, idle = (partition.records for partition in bench.topic.partitions)
+    assert busy + idle == 200
+    assert abs(busy - idle) <= 2 * STRIPE
+    for number in (0, 1):
+        batch = bench.take(number)
+        assert batch is not None
+        bench.accumulator.resolve(batch, 0)
+    assert [partition.records for partition in bench.topic.partitions] == [0, 0]
+
+
+def test_no_more_is_accepted_for_a_partition_than_it_ever_takes() -> None:
+    bench = Bench(partitions=2, batch_bytes=10**6, buffer_bytes=10**6)
+    bench.topic.most_records = 5
+    assert [bench.send(b"x") is not None for _ in range(7)] == [True] * 5 + [False] * 2
+    assert [bench.send(b"x", number=ANY) is not None for _ in range(7)] == [True] * 5 + [False] * 2
+    woken: list[int] = []
+    for number in (0, 1, ANY):
+        bench.accumulator.when_space(Lack(RECORD, bench.topic, number), partial(woken.append, number))
+    assert woken == []
+    batch = bench.take(1)
+    assert batch is not None
+    bench.accumulator.resolve(batch, 0)
+    assert woken == [1, ANY]
+    assert bench.send(b"x") is None
+    assert bench.send(b"x", number=ANY) is not None
+
+
+def test_what_is_larger_than_a_partition_takes_is_accepted_alone() -> None:
+    bench = Bench(buffer_bytes=10**6)
+    bench.topic.most_bytes = RECORD
+    assert bench.send(b"x", size=10 * RECORD) is not None
+    assert bench.send(b"x") is None
 
 
 def test_keys_and_headers_may_begin_in_the_middle_of_a_batch() -> None:
@@ -160,7 +213,7 @@ def test_the_buffer_is_bounded_until_something_is_resolved() -> None:
     assert bench.send(b"x") is None
     assert bench.accumulator.extend(bench.topic, 0, 0, [b"x"], None, None, [1], RECORD) is None
     woken: list[str] = []
-    bench.accumulator.when_space(RECORD, lambda: woken.append("space"))
+    bench.accumulator.when_space(Lack(RECORD, bench.topic, 0), lambda: woken.append("space"))
     batch = bench.take()
     assert batch is not None
     assert not woken
@@ -206,11 +259,11 @@ def test_a_closed_one_takes_nothing_and_wakes_those_who_wait() -> None:
     bench = Bench(buffer_bytes=10)
     bench.send(b"x")
     woken: list[bool] = []
-    bench.accumulator.when_space(RECORD, lambda: woken.append(True))
+    bench.accumulator.when_space(Lack(RECORD, bench.topic, 0), lambda: woken.append(True))
     bench.accumulator.close()
     assert woken
     bench.take()
-    for batch in list(bench.accumulator._unresolved.values()):
+    for (batch,) in list(bench.accumulator._unresolved.values()):
         bench.accumulator.resolve(batch, 0)
     with pytest.raises(ClosedError):
         bench.send(b"x")

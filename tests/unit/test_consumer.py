@@ -71,7 +71,7 @@ def test_only_what_is_acknowledged_counts_from_the_first_ack_on(place: Place) ->
     consumer.commit()
     assert place.committed() == {0: 2}
     consumer.ack(records[2])
-    consumer.commit_async().result(5000)
+    consumer.commit_async().result(timeout_ms=5000)
     assert place.committed() == {0: 4}
 
 

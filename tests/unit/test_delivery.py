@@ -130,7 +130,7 @@ def test_a_slow_callback_does_not_hold_up_whoever_resolves() -> None:
     slow.resolve(1)
     began = time.monotonic()
     other.resolve(2)
-    assert Delivery(other, 0).result(1000).offset == 2
+    assert Delivery(other, 0).result(timeout_ms=1000).offset == 2
     assert time.monotonic() - began < 5
     assert not CallbackThread.shared().drain(0.01)
     release.set()
@@ -149,7 +149,7 @@ def test_many_are_one_list_across_batches() -> None:
     assert not deliveries.done()
     assert deliveries[0].done()
     later(lambda: second.resolve(0)).join()
-    metadata = deliveries.result(1000)
+    metadata = deliveries.result(timeout_ms=1000)
     assert list(metadata) == [("orders", 3, 11, 101), ("orders", 3, 12, 102), ("orders", 4, 0, 9), ("orders", 4, 1, 9)]
     assert metadata[-1] == metadata[3]
     assert metadata[1:3] == [metadata[1], metadata[2]]

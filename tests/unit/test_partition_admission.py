@@ -94,7 +94,7 @@ def test_what_is_applied_counts_too() -> None:
     with pytest.raises(SequenceExpiredError):
         leader.propose(batch(2, producer_id=7))
     with pytest.raises(ProducerError):
-        leader.propose(batch(1, producer_id=7, sequence=2))
+        leader.propose(batch(3, producer_id=7, sequence=2))
     leader.apply(fence_command(7, 5))
     with pytest.raises(ProducerFencedError):
         leader.propose(batch(1, producer_id=7, sequence=4))

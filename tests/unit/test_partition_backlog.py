@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from rayqueue.errors import InvalidInputError, OversizedRecordError, QueueFullError, SequenceGapError
+from rayqueue.errors import InvalidInputError, NotLeaderError, OversizedRecordError, QueueFullError, SequenceGapError
 from rayqueue.partition import (
     Admission,
     Backlog,
@@ -20,6 +21,7 @@ from rayqueue.partition import (
     delete_group_command,
     trim_command,
 )
+from rayqueue.protocol.calls import AwaitRoom, Room
 from rayqueue.records import BatchHeader, Compression, RecordBatch, validate
 from tests.unit.partition_log import Log, appended, batch
 
@@ -29,6 +31,7 @@ class Leader(Log):
 
     def __init__(self, settings: PartitionSettings) -> None:
         super().__init__(settings)
+        self.now_s = 0.0
         self.queue: deque[bytes] = deque()
         self.admission = Admission(self.partition, next_index=lambda: len(self.payloads) + len(self.queue) + 1)
 
@@ -37,6 +40,24 @@ class Leader(Log):
         if known is None:
             self.queue.append(payload)
         return known
+
+    def await_room(self, producer_id: int, records: int, *, client: int = 1, wait_s: float = 10.0, **more: Any) -> Any:
+        """The list that the answer is put into."""
+        fields: dict[str, Any] = {"size_bytes": 10**6, "least_bytes": 1, "wait_ms": int(wait_s * 1000), **more}
+        answers: list[Room] = []
+        wanted = AwaitRoom(producer_id=producer_id, records=records, **fields)
+        self.admission.await_room(wanted, client, self.now_s + wait_s, answers.append)
+        self.admission.advance(self.now_s)
+        return answers
+
+    def after(self, seconds: float) -> None:
+        self.now_s += seconds
+        self.admission.advance(self.now_s)
+
+    def consume(self, to: int) -> None:
+        self.apply_all()
+        self.apply(commit_command("g", 1, {0: to}))
+        self.admission.advance(self.now_s)
 
     def apply_next(self) -> Any:
         return self.apply(self.queue.popleft())
@@ -82,16 +103,45 @@ def test_full_by_bytes() -> None:
     leader.propose(batch(2))
 
 
-def test_what_is_larger_than_the_bound_gets_in_alone() -> None:
-    leader = Leader(PartitionSettings(max_backlog_bytes=1, max_backlog_records=1))
-    leader.propose(batch(9))
-    assert full(leader, batch(1))["backlog"] == len(batch(9))
-    leader.apply_all()
+def test_nothing_passes_the_bound_not_even_into_an_empty_partition() -> None:
+    leader = Leader(PartitionSettings(max_backlog_records=5))
+    full(leader, batch(6))
+    leader.propose(batch(5))
     full(leader, batch(1))
-    leader.apply(commit_command("g", 1, {0: 8}))
-    full(leader, batch(9))
-    leader.apply(commit_command("g", 1, {0: 9}))
-    leader.propose(batch(9))
+    leader.apply_all()
+    leader.apply(commit_command("g", 1, {0: 4}))
+    full(leader, batch(5))
+    leader.propose(batch(4))
+
+
+def test_a_record_that_is_larger_than_the_bound_is_refused_for_good() -> None:
+    leader = Leader(PartitionSettings(max_backlog_bytes=len(batch(1)) - 1))
+    with pytest.raises(OversizedRecordError, match="max_backlog_bytes"):
+        leader.propose(batch(1))
+    assert full(leader, batch(9))["bound"] == "max_backlog_bytes"  # its producer may cut it
+
+
+def test_a_new_leader_takes_nothing_until_it_has_applied_what_it_found() -> None:
+    """Its predecessor's batches are in its log, and count as soon as they are applied."""
+    leader = Leader(PartitionSettings(max_backlog_records=4))
+    leader.propose(batch(3))
+    leader.admission.reset()
+    with pytest.raises(NotLeaderError, match="just elected"):
+        leader.propose(batch(4))
+    with pytest.raises(NotLeaderError, match="just elected"):
+        leader.await_room(7, 4)
+    leader.apply_all()
+    full(leader, batch(2))
+    leader.propose(batch(1))
+
+
+def test_what_was_on_its_way_counts_when_a_bound_comes() -> None:
+    leader = Leader(PartitionSettings())
+    leader.queue.append(configure_command(PartitionSettings(max_backlog_records=5, version=1)))
+    leader.propose(batch(3))
+    leader.apply_next()
+    full(leader, batch(3))
+    leader.propose(batch(2))
 
 
 def test_a_trim_makes_room() -> None:
@@ -182,6 +232,129 @@ def test_asking_costs_nothing_while_no_group_moves(monkeypatch: pytest.MonkeyPat
     assert leader.partition.backlog().records == 60 + 10 - (4 + 6 + 10)
 
 
+# -- waiting for room -----------------------------------------------------------------
+
+
+def test_room_is_granted_in_the_order_of_arrival_and_kept() -> None:
+    leader = Leader(PartitionSettings(max_backlog_records=10))
+    leader.propose(batch(10))
+    large, small = leader.await_room(1, 50), leader.await_room(2, 1)
+    leader.consume(3)
+    assert large == [Room(3, 10**6)]
+    assert small == []
+    full(leader, batch(1, producer_id=3))  # it has not waited
+    full(leader, batch(1, producer_id=2))  # nor long enough
+    leader.propose(batch(2, producer_id=1))
+    full(leader, batch(2, producer_id=1, sequence=2))  # more than it was granted
+    leader.propose(batch(1, producer_id=1, sequence=2))
+    again = leader.await_room(1, 47)
+    leader.consume(5)
+    assert (small, again) == ([Room(1, 10**6)], [Room(1, 10**6)])
+
+
+def test_a_large_producer_does_not_starve_behind_many_small_ones() -> None:
+    """Twenty producers send one record at a time, as fast as they may; one has 40 to send, cut where the room ends."""
+    leader = Leader(PartitionSettings(max_backlog_records=10))
+    leader.propose(batch(10))
+    left, sequences, served = 40, dict.fromkeys(range(1, 22), 0), []
+    waiting = {number: leader.await_room(number, 1) for number in range(2, 22)}
+    waiting[1] = leader.await_room(1, left)
+    consumed = 0
+    for _ in range(1000):
+        for number, answers in list(waiting.items()):
+            if not answers:
+                continue
+            count = answers[0].records
+            leader.propose(batch(count, producer_id=number, sequence=sequences[number]))
+            sequences[number] += count
+            served.append((number, count))
+            left -= count if number == 1 else 0
+            del waiting[number]
+            if number != 1 or left:
+                waiting[number] = leader.await_room(number, left if number == 1 else 1)
+        if not left:
+            break
+        leader.apply_all()
+        consumed += 3
+        leader.consume(consumed)
+        assert leader.partition.backlog().records <= 10
+    assert not left
+    turns = [at for at, (number, _) in enumerate(served) if number == 1]
+    assert max(later - earlier for earlier, later in pairwise(turns)) <= 21  # each of the others once
+
+
+def test_a_grant_that_is_not_used_is_taken_back() -> None:
+    leader = Leader(PartitionSettings(max_backlog_records=10))
+    leader.propose(batch(10))
+    paused, next_one = leader.await_room(1, 10), leader.await_room(2, 10)
+    leader.consume(10)
+    assert paused == [Room(10, 10**6)]
+    leader.after(0.9)
+    assert next_one == []
+    full(leader, batch(1))
+    leader.after(0.2)
+    assert next_one == [Room(10, 10**6)]
+    full(leader, batch(1, producer_id=1))  # it comes too late
+    leader.admission.line.client_gone(1)
+    leader.propose(batch(10))
+
+
+def test_who_is_told_that_there_is_no_room_keeps_its_place_if_it_asks_again() -> None:
+    leader = Leader(PartitionSettings(max_backlog_records=4))
+    leader.propose(batch(4))
+    patient, other = leader.await_room(1, 2, wait_s=1.0), leader.await_room(2, 4)
+    leader.after(1.0)
+    assert patient == [Room(0, 0)]
+    patient = leader.await_room(1, 2, wait_s=1.0)
+    leader.consume(3)
+    assert (patient, other) == ([Room(2, 10**6)], [Room(1, 10**6)])
+    leader.propose(batch(2, producer_id=1))
+    leader.propose(batch(1, producer_id=2))
+    gone = leader.await_room(3, 1, wait_s=1.0)
+    leader.after(1.0)
+    leader.after(1.0)
+    assert gone == [Room(0, 0)]
+    assert len(leader.admission.line) == 0
+
+
+def test_the_first_in_the_line_waits_until_its_first_record_fits() -> None:
+    size = len(batch(1))
+    leader = Leader(PartitionSettings(max_backlog_bytes=3 * size))
+    for _ in range(3):
+        leader.propose(batch(1))
+    waits = leader.await_room(1, 9, size_bytes=9 * size, least_bytes=2 * size)
+    behind = leader.await_room(2, 1, size_bytes=size, least_bytes=size)
+    leader.consume(1)
+    assert (waits, behind) == ([], [])
+    leader.consume(2)
+    assert waits == [Room(9, 2 * size)]
+    with pytest.raises(OversizedRecordError):
+        leader.await_room(3, 1, least_bytes=3 * size + 1)
+
+
+@pytest.mark.parametrize("wrong", [{"producer_id": 0}, {"records": 0}, {"least_bytes": -1}, {"size_bytes": 0}])
+def test_a_place_in_the_line_must_make_sense(wrong: dict[str, int]) -> None:
+    leader = Leader(PartitionSettings(max_backlog_records=4))
+    with pytest.raises(InvalidInputError):
+        leader.await_room(**{"producer_id": 1, "records": 1} | wrong)
+
+
+def test_a_part_of_a_batch_that_was_written_is_known() -> None:
+    """A producer cuts a batch that it was refused, though an earlier attempt has written it after all."""
+    leader = Leader(PartitionSettings(max_backlog_records=9))
+    leader.propose(batch(9, producer_id=7))
+    for start, count in ((0, 4), (4, 5), (2, 3)):
+        assert leader.propose(batch(count, producer_id=7, sequence=start)) is None  # on its way
+    answers = [leader.apply_next() for _ in range(4)]
+    assert [(answer.base_offset, answer.count, answer.duplicate) for answer in answers[1:]] == [
+        (0, 4, True),
+        (4, 5, True),
+        (2, 3, True),
+    ]
+    assert leader.propose(batch(5, producer_id=7, sequence=4)) == appended(4, 5, duplicate=True)
+    assert leader.partition.next_offset == 9
+
+
 class FullAgainstModel(RuleBasedStateMachine):
     """Admission against a list of everything that was proposed."""
 
@@ -210,7 +383,10 @@ class FullAgainstModel(RuleBasedStateMachine):
     def append(self, count: int, lane: int, goes: bool) -> None:
         payload = batch(count, lane=lane)
         records, size = self.backlog()
-        if records and (records + count > self.most_records or size + len(payload) > self.most_bytes):
+        if count == 1 and len(payload) > self.most_bytes:
+            with pytest.raises(OversizedRecordError):
+                self.leader.propose(payload)
+        elif records + count > self.most_records or size + len(payload) > self.most_bytes:
             full(self.leader, payload)
         elif goes:
             assert self.leader.propose(payload) is None

@@ -120,7 +120,7 @@ def test_an_answer_is_forgotten_after_the_window() -> None:
     assert refused.details == {"sequence": 1, "oldest": 2}
 
 
-@pytest.mark.parametrize(("sequence", "count"), [(0, 1), (0, 4), (1, 2), (2, 2), (1, 5)])
+@pytest.mark.parametrize(("sequence", "count"), [(0, 4), (2, 2), (1, 5)])
 def test_other_batches_than_the_first_time_are_refused_for_good(sequence: int, count: int) -> None:
     log = Log()
     log.apply(batch(3, producer_id=7))
@@ -128,6 +128,16 @@ def test_other_batches_than_the_first_time_are_refused_for_good(sequence: int, c
     refused = log.apply(batch(count, producer_id=7, sequence=sequence))
     assert type(refused) is ProducerError
     assert not refused.retriable
+
+
+@pytest.mark.parametrize(("sequence", "count"), [(0, 1), (1, 2), (2, 1), (3, 2), (5, 1)])
+def test_a_part_of_a_batch_is_answered_where_it_is(sequence: int, count: int) -> None:
+    log = Log()
+    log.apply(batch(3, producer_id=7))
+    log.apply(batch(1))
+    log.apply(batch(3, producer_id=7, sequence=3))
+    expected = sequence if sequence < 3 else sequence + 1
+    assert log.apply(batch(count, producer_id=7, sequence=sequence)) == appended(expected, count, duplicate=True)
 
 
 def test_the_producer_unused_for_longest_is_forgotten() -> None:

@@ -110,8 +110,8 @@ class Model:
             self._use(pid, producer)
             return None
         for first, size, base in producer.window:
-            if (first, size) == (sequence, count):
-                return appended(base, count, duplicate=True)
+            if first <= sequence and sequence + count <= first + size:  # it, or a part of it
+                return appended(base + sequence - first, count, duplicate=True)
         return SequenceExpiredError if sequence < producer.window[0][0] else ProducerError
 
     def _use(self, pid: int, producer: ModelProducer) -> None:

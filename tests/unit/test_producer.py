@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import logging
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -19,6 +21,7 @@ from rayqueue.config import Settings
 from rayqueue.errors import (
     ClosedError,
     ConfigError,
+    DeliveryFailedError,
     InvalidInputError,
     OutcomeUnknownError,
     OversizedRecordError,
@@ -38,11 +41,11 @@ Make = Callable[..., Producer]
 class Cluster:
     """What a producer needs of a connection."""
 
-    def __init__(self, partitions: int = 1, lanes: int = 1, script: Any = ()) -> None:
+    def __init__(self, partitions: int = 1, lanes: int = 1, script: Any = (), **bounds: int) -> None:
         self.io = IoThread.shared()
         self.settings = Settings()
         script = iter(script)
-        self.partitions = [ScriptedPartition(self.io.loop, script, lanes=lanes) for _ in range(partitions)]
+        self.partitions = [ScriptedPartition(self.io.loop, script, lanes=lanes, **bounds) for _ in range(partitions)]
         self.routes = ScriptedRoutes(self.partitions, lanes)
 
     def values(self) -> list[list[bytes | None]]:
@@ -59,7 +62,8 @@ def make() -> Iterator[Make]:
 
     yield producer
     for each in made:
-        each.close(timeout_ms=0 if each._accumulator.used_bytes else None)
+        with contextlib.suppress(DeliveryFailedError):  # a test that is about it has closed its own
+            each.close(timeout_ms=0 if each._accumulator.used_bytes else None)
 
 
 def silent() -> Cluster:
@@ -76,17 +80,17 @@ def test_send_and_its_metadata(make: Make) -> None:
     cluster = Cluster()
     producer = make(cluster)
     delivery = producer.send("orders", b"value", key=b"k", headers={"h": b"v"}, timestamp_ms=5)
-    assert delivery.result(5000) == ("orders", 0, 0, 5)
+    assert delivery.result(timeout_ms=5000) == ("orders", 0, 0, 5)
     record = RecordBatch.decode(cluster.partitions[0].log.payloads[0]).records()[0]
     assert (record.key, record.value, record.headers, record.timestamp) == (b"k", b"value", (("h", b"v"),), 5)
-    assert producer.send("orders", None).result(5000).offset == 1
+    assert producer.send("orders", None).result(timeout_ms=5000).offset == 1
 
 
 @pytest.mark.parametrize(
     ("arguments", "error"),
     [
         ({"value": "text"}, InvalidInputError),
-        ({"value": bytearray(b"x")}, InvalidInputError),
+        ({"value": [b"x"]}, InvalidInputError),
         ({"value": b"x", "key": "k"}, InvalidInputError),
         ({"value": b"x", "headers": {"h": "v"}}, InvalidInputError),
         ({"value": b"x", "priority": 2}, InvalidInputError),
@@ -152,7 +156,7 @@ def test_send_many_by_key_keeps_the_order_of_each_partition(make: Make) -> None:
     producer = make(cluster, batch_bytes=300)
     keys = [b"key-%d" % (number % 37) if number % 10 else None for number in range(1000)]
     values = [b"%d" % number for number in range(1000)]
-    metadata = producer.send_many("orders", values, keys=keys).result(10_000)
+    metadata = producer.send_many("orders", values, keys=keys).result(timeout_ms=10_000)
     written = cluster.values()
     assert sum(map(len, written)) == 1000
     for number, (_, partition, offset, _) in enumerate(metadata):
@@ -181,13 +185,13 @@ def test_send_many_and_send_agree(make: Make, partitioner: str, arrow: bool) -> 
         kinds = {"values": pa.binary(), "keys": pa.binary(), "timestamps_ms": pa.int64()}
         kinds["headers"] = pa.map_(pa.string(), pa.binary())
         columns = {name: pa.array(column, kinds[name]) for name, column in columns.items()}
-    metadata = producer.send_many("orders", **columns, priority=1).result(10_000)
+    metadata = producer.send_many("orders", **columns, priority=1).result(timeout_ms=10_000)
     assert [each.timestamp for each in metadata] == stamps
     for number, each in enumerate(metadata):
         assert cluster.values()[each.partition][each.offset or 0] == values[number]
     if partitioner in ("consistent", "murmur2"):
         alone = [producer.send("orders", b"", key=key, priority=1) for key in keys]
-        assert [each.result(5000).partition for each in alone] == [each.partition for each in metadata]
+        assert [each.result(timeout_ms=5000).partition for each in alone] == [each.partition for each in metadata]
     batches = [RecordBatch.decode(payload) for each in cluster.partitions for payload in each.log.payloads]
     found = {record.headers: record for batch in batches for record in batch.records() if record.headers}
     assert len(found) == 100
@@ -206,8 +210,8 @@ def test_columns_of_arrow_that_are_none_are_refused(make: Make) -> None:
     ):
         with pytest.raises(InvalidInputError):
             producer.send_many("orders", **bad)
-    assert producer.send_many("orders", pa.array(["text", None])).result(5000)[1].offset == 1
-    assert producer.send_many("orders", pa.chunked_array([[b"a"], [b"b"]])).result(5000)[1].offset == 3
+    assert producer.send_many("orders", pa.array(["text", None])).result(timeout_ms=5000)[1].offset == 1
+    assert producer.send_many("orders", pa.chunked_array([[b"a"], [b"b"]])).result(timeout_ms=5000)[1].offset == 3
     assert len(producer.send_many("orders", pa.array([], pa.binary()))) == 0
     assert len(producer.send_many("orders", [])) == 0
 
@@ -243,7 +247,7 @@ def test_a_full_buffer_blocks_until_there_is_space(make: Make) -> None:
     assert len(cluster.partitions[0].records) == 0
     cluster.partitions[0].leaderless = None
     thread.join(10)
-    producer.flush(10_000)
+    producer.flush(timeout_ms=10_000)
     assert [delivery.result(0).offset for delivery in sent] == list(range(50))
     assert cluster.partitions[0].records == [b"%090d" % number for number in range(50)]
 
@@ -264,7 +268,7 @@ def test_many_async_senders_share_the_space(make: Make) -> None:
     async def send_all() -> list[int | None]:
         found = await asyncio.gather(*(producer.send_async("orders", b"%090d" % number) for number in range(100)))
         many = await producer.send_many_async("orders", [bytes(90)] * 50)
-        await producer.flush_async(5000)
+        await producer.flush_async(timeout_ms=5000)
         return [each.offset for each in (*found, *many)]
 
     assert sorted(offset or 0 for offset in asyncio.run(send_all())) == list(range(150))
@@ -298,7 +302,7 @@ def test_on_delivery_is_called_before_flush_returns(make: Make, caplog: pytest.L
     producer.send("orders", b"b", on_delivery=lambda delivery: 1 / 0)
     producer.send_many("orders", [b"c", b"d"], on_delivery=lambda deliveries: seen.append(len(deliveries)))
     with caplog.at_level(logging.ERROR):
-        producer.flush(5000)
+        producer.flush(timeout_ms=5000)
     assert seen == [0, 2]
 
 
@@ -307,10 +311,10 @@ def test_a_callback_may_send_and_wait(make: Make) -> None:
     seen: list[int | None] = []
 
     def again(delivery: Delivery) -> None:
-        seen.append(producer.send("orders", b"again").result(5000).offset)
+        seen.append(producer.send("orders", b"again").result(timeout_ms=5000).offset)
 
     producer.send("orders", b"first", on_delivery=again)
-    producer.flush(5000)
+    producer.flush(timeout_ms=5000)
     CallbackThread.shared().drain(5)
     assert seen == [1]
 
@@ -318,35 +322,208 @@ def test_a_callback_may_send_and_wait(make: Make) -> None:
 def test_flush_sends_what_lingers_and_ends_in_time(make: Make) -> None:
     producer = make(Cluster(), linger_ms=60_000)
     delivery = producer.send("orders", b"x")
-    producer.flush(5000)
+    producer.flush(timeout_ms=5000)
     assert delivery.done()
     stuck = make(silent())
     stuck.send("orders", b"x")
     with pytest.raises(OutcomeUnknownError, match="1 records"):
-        stuck.flush(20)
+        stuck.flush(timeout_ms=20)
 
 
 def test_closing_in_a_hurry_reports_what_is_left(make: Make) -> None:
     producer = make(silent())
     delivery = producer.send("orders", b"x")
-    producer.close(timeout_ms=20)
-    assert isinstance(delivery.exception(5000), (OutcomeUnknownError, ClosedError))
+    with pytest.raises(DeliveryFailedError) as caught:
+        producer.close(timeout_ms=20)
+    assert delivery.done()
+    assert isinstance(delivery.exception(0), (OutcomeUnknownError, ClosedError))
+    assert len(caught.value.deliveries) == 1
+    producer.close()  # told once
+
+
+# -- what nobody has asked about --------------------------------------------------------
+
+
+def test_flush_tells_what_has_failed_unless_it_was_told_already(make: Make) -> None:
+    producer = make(Cluster(script=[scripted.INVALID]), batch_bytes=1000)
+    deliveries = [producer.send("orders", b"%d" % number) for number in range(10)]
+    deliveries[0].exception()  # the batch has failed by then, and this record's error was told
+    failed = [delivery for delivery in deliveries if delivery.done()]
+    with pytest.raises(DeliveryFailedError) as caught:
+        producer.flush(timeout_ms=5000)
+    error = caught.value
+    told = [delivery for delivery in deliveries if delivery.exception(0) is not None]
+    assert error.details == {"failed": len(told) - 1, "unknown": 0}
+    assert len(error.deliveries) == len(told) - 1 >= len(failed) - 1
+    assert all(isinstance(each.exception(0), InvalidInputError) for each in error.deliveries)
+    assert isinstance(error.__cause__, InvalidInputError)
+    assert "orders-0: InvalidInputError: bad batch" in str(error)
+    producer.flush(timeout_ms=5000)  # told once
+    producer.close()
+
+
+def test_leaving_a_with_block_tells_it_too_and_hides_nothing() -> None:
+    with pytest.raises(DeliveryFailedError), Producer(Cluster(script=[scripted.INVALID])) as producer:
+        producer.send("orders", b"x")
+    assert producer._accumulator.is_closed
+    with pytest.raises(ZeroDivisionError), Producer(Cluster(script=[scripted.INVALID])) as producer:
+        _send_and_fail(producer)
+    with Producer(Cluster(script=[scripted.INVALID])) as producer:
+        with pytest.raises(InvalidInputError):
+            producer.send("orders", b"x").result(5)
+        for each in producer.send_many("orders", [b"x"]).result(5):
+            assert each.offset == 0
+
+
+def _send_and_fail(producer: Producer) -> None:
+    producer.send("orders", b"x")
+    raise ZeroDivisionError
+
+
+def test_the_same_for_await() -> None:
+    async def leave() -> None:
+        async with Producer(Cluster(script=[scripted.INVALID])) as producer:
+            producer.send("orders", b"x")
+
+    async def flush() -> None:
+        async with Producer(Cluster(script=[scripted.INVALID])) as producer:
+            producer.send("orders", b"x")
+            with pytest.raises(DeliveryFailedError):
+                await producer.flush_async(timeout_ms=5000)
+
+    with pytest.raises(DeliveryFailedError):
+        asyncio.run(leave())
+    asyncio.run(flush())
+
+
+def test_what_is_kept_for_flush_is_bounded(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rayqueue.client.accumulator.MAX_FAILED", 3)
+    producer = make(Cluster(script=[scripted.INVALID] * 10))
+    for _ in range(10):
+        producer.send("orders", b"x")
+        wait_for(lambda: not producer._accumulator.used_bytes, "it to fail")
+    with pytest.raises(DeliveryFailedError) as caught:
+        producer.flush()
+    assert (caught.value.details["failed"], len(caught.value.deliveries)) == (10, 3)
+
+
+# -- a topic with a bound -----------------------------------------------------------------
+
+
+def test_send_waits_for_a_bounded_topic_and_is_woken(make: Make) -> None:
+    cluster = Cluster(max_backlog_records=100)
+    (partition,) = cluster.partitions
+    producer = make(cluster)
+    sent: list[Delivery] = []
+
+    def send() -> None:
+        sent.extend(producer.send("orders", b"%06d" % number) for number in range(1000))
+
+    thread = threading.Thread(target=send, daemon=True)
+    thread.start()
+    wait_for(lambda: len(partition.records) == 100 and producer._accumulator._space_waiters, "the sender to wait")
+    assert len(sent) <= 200  # written, and on their way
+    deadline = time.monotonic() + 30
+    while thread.is_alive() and time.monotonic() < deadline:
+        cluster.io.call(_consume(partition, 25))  # where every write checks the bound
+        thread.join(0.001)
+    while producer._accumulator.used_bytes and time.monotonic() < deadline:
+        cluster.io.call(_consume(partition, 25))
+    producer.flush(timeout_ms=5000)
+    assert partition.records == [b"%06d" % number for number in range(1000)]
+    assert [delivery.result(0).offset for delivery in sent] == list(range(1000))
+
+
+async def _consume(partition: ScriptedPartition, records: int) -> None:
+    partition.consume(records)
+
+
+def test_waiting_for_a_bounded_topic_ends_with_the_delivery_timeout(make: Make) -> None:
+    producer = make(Cluster(max_backlog_records=10), delivery_timeout_ms=200)
+    with pytest.raises(QueueFullError, match="max_backlog_records = 10"):
+        fill(producer)
+    with pytest.raises(DeliveryFailedError) as caught:
+        producer.close()
+    assert {type(each.exception(0)) for each in caught.value.deliveries} == {QueueFullError}
+
+
+def test_with_on_full_raise_a_bounded_topic_raises_at_send_or_by_the_delivery(make: Make) -> None:
+    cluster = Cluster(max_backlog_records=10)
+    producer = make(cluster, on_full="raise")
+    with pytest.raises(QueueFullError):
+        fill(producer)
+    wait_for(lambda: not producer._accumulator.used_bytes, "what was accepted to be told")
+    assert len(cluster.partitions[0].records) == 10
+    assert isinstance(producer.send("orders", b"x").exception(5), QueueFullError)
+
+
+@pytest.mark.parametrize("arrow", [False, True])
+def test_many_at_once_are_cut_to_what_a_bounded_topic_takes(make: Make, arrow: bool) -> None:
+    cluster = Cluster(max_backlog_records=30)
+    (partition,) = cluster.partitions
+    producer = make(cluster)
+    values = [b"%d" % number for number in range(100)]
+    found: list[Any] = []
+    columns = pa.array(values) if arrow else values
+    thread = threading.Thread(target=lambda: found.append(producer.send_many("orders", columns)), daemon=True)
+    thread.start()
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline and not (found and found[0].done()):
+        cluster.io.call(_consume(partition, 7))
+        thread.join(0.001)
+    assert [each.offset for each in found[0].result(0)] == list(range(100))
+    assert partition.records == values
+
+
+def test_a_large_producer_and_many_small_ones_share_a_bounded_topic(make: Make) -> None:
+    """In one partition with room for 20: one sends 120 at once, eight send one after the other."""
+    cluster = Cluster(max_backlog_records=20)
+    (partition,) = cluster.partitions
+    large, small = make(cluster), [make(cluster) for _ in range(8)]
+    stop = threading.Event()
+    counts = [0] * 8
+
+    def send_one_by_one(number: int) -> None:
+        while not stop.is_set():
+            small[number].send("orders", b"small").result(30)
+            counts[number] += 1
+
+    threads = [threading.Thread(target=send_one_by_one, args=(number,), daemon=True) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    wait_for(lambda: len(partition.records) == 20, "it to be full")
+    found: list[Any] = []
+    many = threading.Thread(target=lambda: found.append(large.send_many("orders", [b"large"] * 120)), daemon=True)
+    many.start()
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and not (found and found[0].done()):
+        cluster.io.call(_consume(partition, 3))
+        many.join(0.002)
+    stop.set()
+    while time.monotonic() < deadline and any(thread.is_alive() for thread in threads):
+        cluster.io.call(_consume(partition, 20))
+        threads[0].join(0.002)
+    assert found
+    assert found[0].exception(0) is None
+    assert partition.records.count(b"large") == 120
+    assert min(counts) >= 2
+    assert max(counts) <= 5 * min(counts)  # nobody was passed over
 
 
 def test_new_partitions_are_used_when_they_are_seen(make: Make) -> None:
     cluster = Cluster(partitions=1)
     producer = make(cluster, partitioner="roundrobin")
-    producer.send("orders", b"x").result(5000)
+    producer.send("orders", b"x").result(timeout_ms=5000)
     cluster.partitions.append(ScriptedPartition(cluster.io.loop))
     producer._sender._looked_up_s -= 100
-    producer.send("orders", b"x").result(5000)
+    producer.send("orders", b"x").result(timeout_ms=5000)
 
     def seen() -> bool:
-        producer.send("orders", b"x").result(5000)
+        producer.send("orders", b"x").result(timeout_ms=5000)
         return len(producer._targets["orders"].buffer.partitions) == 2
 
     wait_for(seen, "the new partition to be seen")
-    assert producer.send("orders", b"x", partition=1).result(5000).partition == 1
+    assert producer.send("orders", b"x", partition=1).result(timeout_ms=5000).partition == 1
 
 
 def test_a_partition_that_exists_by_now_is_found(make: Make) -> None:
@@ -397,7 +574,7 @@ def test_it_is_made_again_from_its_options(make: Make) -> None:
     again = rebuild(*arguments)
     assert again is not producer
     assert again.settings == producer.settings
-    assert again.send("orders", b"x").result(5000).offset == 0
+    assert again.send("orders", b"x").result(timeout_ms=5000).offset == 0
     again.close()
 
 
@@ -414,7 +591,7 @@ def test_several_threads(make: Make) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    producer.flush(10_000)
+    producer.flush(timeout_ms=10_000)
     for parity, written in enumerate(cluster.values()):
         for name in range(4):
             mine = [value for value in written if value and value.startswith(b"%d " % name)]

@@ -53,6 +53,10 @@ def made(cls: type[Call]) -> Call:
         "before": 5,
         "topic_id": 7,
         "born": 2,
+        "producer_id": 6,
+        "records": 8,
+        "size_bytes": 900,
+        "least_bytes": 300,
     }
     fields = [field for field in msgspec.structs.fields(cls) if field.required]
     return cls(**{field.name: some[field.name] for field in fields})

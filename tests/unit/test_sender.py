@@ -10,13 +10,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from rayqueue.client.delivery import Delivery
+from rayqueue.client.delivery import CallbackThread, Deliveries, Delivery, Part
 from rayqueue.errors import (
     ClosedError,
     DeliveryTimeoutError,
     InvalidInputError,
     NotLeaderError,
     OutcomeUnknownError,
+    OversizedRecordError,
     QueueFullError,
     TopicRecreatedError,
     UnknownTopicError,
@@ -140,6 +141,93 @@ def test_a_full_queue_fails_its_batch_alone_if_that_is_wanted(make: Make) -> Non
             delivery.result(0)
     assert bench.partition.records == values(3) + values(6, 6)
     assert offsets(deliveries[:3] + deliveries[6:]) == list(range(9))
+
+
+def test_a_batch_is_cut_where_the_room_ends_and_goes_on_when_there_is_more(make: Make) -> None:
+    bench = make(max_backlog_records=100)
+    deliveries = send_all(bench, 1000)
+    bench.run(0.1)
+    assert bench.partition.records == values(100)
+    assert [delivery.done() for delivery in deliveries] == [True] * 100 + [False] * 900
+    for consumed in (1, 30, 69):
+        bench.partition.consume(consumed)
+        bench.run(0.02)  # woken at once, not after a pause
+        assert bench.partition.log.partition.backlog().records == 100
+    for _ in range(9):
+        bench.partition.consume(100)
+        bench.run(0.02)
+    bench.flush(1)
+    assert bench.partition.records == values(1000)
+    assert offsets(deliveries) == list(range(1000))
+    assert deliveries[555].result(0) == ("orders", 0, 555, 1)
+
+
+def test_by_bytes_it_is_the_same_and_never_more(make: Make) -> None:
+    bench = make(max_backlog_bytes=2000)
+    deliveries = send_all(bench, 300)
+    for _ in range(200):
+        bench.run(0.01)
+        assert 0 < bench.partition.log.partition.backlog().size_bytes <= 2000
+        bench.partition.consume(7)
+        if deliveries[-1].done():
+            break
+    bench.flush(1)
+    assert bench.partition.records == values(300)
+    assert offsets(deliveries) == list(range(300))
+
+
+def test_a_record_that_never_fits_fails_alone(make: Make) -> None:
+    bench = make(max_backlog_bytes=2000)
+    before, large, after = bench.send(b"a"), bench.send(bytes(5000)), bench.send(b"b")
+    bench.flush(1)
+    assert isinstance(large.exception(0), OversizedRecordError)
+    assert (before.result(0).offset, after.result(0).offset) == (0, 1)
+
+
+def test_what_finds_no_room_in_time_is_not_written_and_says_so(make: Make) -> None:
+    bench = make(max_backlog_records=10, delivery_timeout_ms=500)
+    deliveries = send_all(bench, 30)
+    bench.flush(0.6)
+    assert offsets(deliveries[:10]) == list(range(10))
+    assert {type(delivery.exception(0)) for delivery in deliveries[10:]} == {QueueFullError}
+    bench.partition.consume(10)
+    later = bench.send(b"later")
+    bench.flush(1)
+    assert bench.partition.records == [*values(10), b"later"]
+    assert later.result(0).offset == 10
+
+
+def test_if_that_is_wanted_what_finds_no_room_fails_at_once_and_what_fits_is_written(make: Make) -> None:
+    bench = make(max_backlog_records=10, on_full="raise")
+    deliveries = send_all(bench, 30)
+    bench.flush(0.1)
+    assert offsets(deliveries[:10]) == list(range(10))
+    assert {type(delivery.exception(0)) for delivery in deliveries[10:]} == {QueueFullError}
+    bench.partition.consume(4)
+    later = send_all(bench, 6)
+    bench.flush(0.1)
+    assert offsets(later[:4]) == [10, 11, 12, 13]
+    assert isinstance(later[4].exception(0), QueueFullError)
+
+
+def test_callbacks_and_waiters_of_a_batch_that_is_cut_are_told_of_their_own_record(make: Make) -> None:
+    bench = make(max_backlog_records=10)
+    deliveries = send_all(bench, 25)
+    told: list[tuple[int, int | None]] = []
+    for number, delivery in enumerate(deliveries):
+        delivery.add_done_callback(lambda each, number=number: told.append((number, each.result(0).offset)))  # type: ignore[misc]
+    whole = Deliveries([Part(deliveries[0]._outcome, 0, 25)])
+    bench.run(0.05)
+    CallbackThread.shared().drain(5)
+    assert told == [(number, number) for number in range(10)]
+    assert not whole.done()
+    bench.partition.consume(10)
+    bench.run(0.05)
+    bench.partition.consume(10)
+    bench.flush(1)
+    CallbackThread.shared().drain(5)
+    assert told == [(number, number) for number in range(25)]
+    assert [each.offset for each in whole.result(0)] == list(range(25))
 
 
 def test_a_bad_batch_fails_alone_and_those_behind_it_get_a_new_epoch(make: Make) -> None:
@@ -344,6 +432,8 @@ def stories(draw: st.DrawFn) -> tuple[list[str], list[tuple[float, int]], dict[s
         "linger_ms": draw(st.sampled_from([0, 0, 5])),
         "on_full": draw(st.sampled_from(["block", "raise"])),
         "delivery_timeout_ms": draw(st.sampled_from([15, 60, 400, 3000, 60_000])),
+        "max_backlog_records": draw(st.sampled_from([None, None, 1, 4, 10])),
+        "max_backlog_bytes": draw(st.sampled_from([None, None, 900, 1500])),
     }
     return script, sends, options
 
@@ -366,6 +456,12 @@ def test_whatever_happens_each_record_has_one_true_outcome(
         deliveries.append(delivery)
         sent_lanes.append(lane)
     slack_s = 0.3
+
+    def consume() -> None:
+        bench.partition.consume(3)
+        bench.loop.call_later(0.02, consume)
+
+    bench.loop.call_later(0.02, consume)
     bench.flush(options["delivery_timeout_ms"] / 1000 + slack_s)
     bench.run(0.5)  # what is late arrives
     # Each is resolved once.
