@@ -359,7 +359,7 @@ async def forget_group(routes: Routes, name: str) -> bool:
             seen: Position | None = await ask(routes, place, GetPosition(group=name), topic_id=topic.topic_id)
             if seen is not None and seen.generation > deleted.generation and await _born(routes, name) is not None:
                 return False  # it is the position of a new life of this group
-            forget = ForgetGroup(group=name, generation=deleted.generation, seen=seen)
+            forget = ForgetGroup(group=name, generation=deleted.generation, seen=seen, seal=deleted.seal)
             gone: bool = await ask(routes, place, forget, topic_id=topic.topic_id)
             if gone or seen is None:
                 return gone

@@ -28,7 +28,7 @@ class Commits:
 
     async def claim(self, feed: Feed, *, pin: bool = False) -> Position:
         """Fence off whoever read this partition before, and learn where to begin."""
-        claim = Commit(group=self.group, generation=feed.generation, offsets={})
+        claim = Commit(group=self.group, generation=feed.generation, offsets={}, seal=feed.seal)
         position: Position = await ask(self._routes, feed.partition, claim, topic_id=feed.topic_id)
         if pin and not position.pinned:
             await self.pin(feed.partition, feed.topic_id)
@@ -59,7 +59,7 @@ class Commits:
                 epoch = feed.epoch
             if not vector:
                 return
-            call = Commit(group=self.group, generation=feed.generation, offsets=vector, rewind=rewind)
+            call = Commit(group=self.group, generation=feed.generation, offsets=vector, rewind=rewind, seal=feed.seal)
             try:
                 position: Position = await ask(
                     self._routes, feed.partition, call, topic_id=feed.topic_id, timeout_ms=timeout_ms

@@ -49,18 +49,23 @@ class Feed:
         "partition",
         "paused",
         "rewind",
+        "seal",
         "sent",
         "shown",
         "start_offset",
         "topic_id",
     )
 
-    def __init__(self, partition: TopicPartition, topic_id: int, generation: int = 0, *, shown: bool = True) -> None:
+    def __init__(
+        self, partition: TopicPartition, topic_id: int, generation: int = 0, *, seal: bytes = b"", shown: bool = True
+    ) -> None:
         self.partition = partition
         self.topic_id = topic_id
         """Of the topic that it reads. Another one of the same name has another log."""
         self.generation = generation
         """Of the grant: what it commits with."""
+        self.seal = seal
+        """What proves the grant to the partition."""
         self.lanes: tuple[Lane, ...] = ()
         self.epoch = 0
         self.in_flight: set[int] = set()

@@ -45,6 +45,8 @@ from rayqueue.protocol.topics import TopicPartition
 _log = logging.getLogger(__name__)
 
 _LEAVE_TIMEOUT_MS = 2000
+_MAX_FENCINGS = 8
+"""So often in a row a partition may refuse what the coordinator grants, before the application is told."""
 _MISSING_S = 3.0
 """A topic that is not there for so long is reported; one that is made again at once is not."""
 
@@ -101,8 +103,11 @@ class Member:
         self._auto_commit = auto_commit
         self._listened = listened
         self._grants: dict[TopicPartition, Grant] = {}
+        self._seals: dict[Grant, bytes] = {}
         self._missing: dict[str, float] = {}  # topics that are not there, and since when
         self._held: dict[TopicPartition, Feed] = {}
+        self._fencings: dict[TopicPartition, int] = {}
+        self._last_fencing: StaleGenerationError | None = None
         self._fenced: dict[TopicPartition, Grant] = {}  # grants that their partition did not accept
         self._changed = asyncio.Event()  # what is read has changed: say so now
         self._back = asyncio.Event()  # the application polls again
@@ -218,8 +223,10 @@ class Member:
                 return  # it has left meanwhile: what this answer grants is given up already
             self._take(answer)
             fenced, self._fenced = self._fenced, {}
-            if any(self._grants.get(partition) == grant for partition, grant in fenced.items()):
+            refused = [partition for partition, grant in fenced.items() if self._grants.get(partition) == grant]
+            if refused:
                 # A partition knows a newer generation than the coordinator: joining again makes a newer one.
+                self._count_fencings(refused)
                 self._lose(list(self._held.values()))
                 await self._leave()
                 await self._pause(5)
@@ -247,6 +254,7 @@ class Member:
         self.generation = assignment.generation
         self.rebalancing = assignment.rebalancing
         self._grants = {grant.topic_partition: grant for grant in assignment.grants}
+        self._seals = dict(zip(assignment.grants, assignment.seals, strict=True))
         self._note_missing(assignment.missing)
         lost = [
             feed
@@ -274,7 +282,13 @@ class Member:
     # -- partitions come -----------------------------------------------------------------
 
     def _grant(self, grant: Grant) -> None:
-        feed = Feed(grant.topic_partition, grant.topic_id, grant.generation, shown=not self._listened)
+        feed = Feed(
+            grant.topic_partition,
+            grant.topic_id,
+            grant.generation,
+            seal=self._seals[grant],
+            shown=not self._listened,
+        )
         self._held[feed.partition] = feed
         self._changed.set()
         self._spawn(self._claim(feed))
@@ -286,6 +300,7 @@ class Member:
             await self._pause(attempts)
         if self._held.get(feed.partition) is not feed or feed.letting_go:
             return
+        self._fencings.pop(feed.partition, None)
         self._subscription.add(feed)
         self._fetcher.start(feed)
         self._subscription.announce(ChangeKind.ASSIGNED, (feed,))
@@ -353,8 +368,26 @@ class Member:
     def _stale(self, feed: Feed, error: StaleGenerationError) -> None:
         """The partition has seen a newer generation: ask the coordinator what is true."""
         if self._held.get(feed.partition) is feed:
+            _log.warning(
+                "group %s is refused by %s: generation %d, and the partition is at %s",
+                *(self.group, feed.partition, feed.generation, error.details.get("current")),
+            )
+            self._last_fencing = error
             self._fenced[feed.partition] = feed.grant
             self._lose([feed])
+
+    def _count_fencings(self, refused: list[TopicPartition]) -> None:
+        """Partitions have refused what the coordinator says is ours. Once that may be; again and again it is wrong."""
+        for partition in refused:
+            count = self._fencings[partition] = self._fencings.get(partition, 0) + 1
+            if count >= _MAX_FENCINGS:
+                raise StaleGenerationError(
+                    f"{partition} has refused group {self.group!r} {count} times in a row: it knows a newer generation "
+                    f"than the coordinator gives ({self._last_fencing}). Delete the group, or its position there",
+                    group=self.group,
+                    topic=partition.topic,
+                    partition=partition.partition,
+                )
 
     def _drop(self, feed: Feed) -> None:
         self._fetcher.stop(feed)

@@ -229,9 +229,8 @@ class GroupRoute:
         return channel
 
     def _forget_leader(self) -> None:
-        channel, self.leader_channel = self.leader_channel, None
-        if channel is not None:
-            channel.watch(None)
+        """It is still watched: what it was asked before and does not answer must not wait for it (``_overdue``)."""
+        self.leader_channel = None
 
     def _lost(self, channel: Channel) -> None:
         """The connection broke. If this was the leader's, there will be another one soon: look for it now."""
@@ -242,8 +241,14 @@ class GroupRoute:
     # -- doubt ------------------------------------------------------------------------------
 
     def _overdue(self, channel: Channel) -> None:
-        """The leader does not answer. It may be slow, stopped, or cut off from the others, who then know better."""
-        if self._doubt is None and channel is self.leader_channel:
+        """The leader does not answer. It may be slow, stopped, or cut off from the others, who then know better.
+
+        Or it was the leader: then whoever waits for it is told, and asks the one that leads now.
+        """
+        leader = self.leader_channel
+        if leader is not None and channel is not leader:
+            channel.close(f"it did not answer, and {leader.endpoint.node} leads now")
+        elif leader is not None and self._doubt is None:
             self._doubt = asyncio.get_running_loop().create_task(self._ask_others(channel))
             self._doubt.add_done_callback(self._doubted)
 

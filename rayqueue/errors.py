@@ -15,6 +15,7 @@
     │   └── SequenceExpiredError     a duplicate so old that its answer is forgotten
     ├── GroupError
     │   ├── StaleGenerationError     a consumer that is no longer a member
+    │   ├── UnknownGenerationError   one that the coordinator has not given
     │   ├── UnknownMemberError       the group has gone on without this member
     │   ├── UnknownGroupError
     │   └── GroupNotEmptyError
@@ -169,6 +170,12 @@ class StaleGenerationError(GroupError):
     """The group has moved on. Join again; the commit was not taken."""
 
     code = "stale_generation"
+
+
+class UnknownGenerationError(GroupError):
+    """The coordinator has not given this generation to whoever commits with it. Join the group; nothing was written."""
+
+    code = "unknown_generation"
 
 
 class UnknownMemberError(GroupError):

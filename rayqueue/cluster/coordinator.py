@@ -37,6 +37,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+import msgspec
+
 from rayqueue.cluster import commands
 from rayqueue.cluster.catalog import recreated_topic, unknown_topic
 from rayqueue.cluster.commands import decode_command, encode_command
@@ -73,6 +75,7 @@ from rayqueue.protocol.calls import (
     NewProducerIds,
     Topics,
 )
+from rayqueue.protocol.seals import Seals
 from rayqueue.protocol.topics import TopicInfo, check_name
 
 _log = logging.getLogger(__name__)
@@ -98,10 +101,16 @@ class Coordinator:
     """See the module's text. ``propose`` may raise a ``RayQueueError`` or answer with one."""
 
     def __init__(
-        self, machine: ClusterMachine, settings: ClusterSettings, propose: Propose, confirm: Confirm | None = None
+        self,
+        machine: ClusterMachine,
+        settings: ClusterSettings,
+        seals: Seals,
+        propose: Propose,
+        confirm: Confirm | None = None,
     ) -> None:
         self._machine = machine
         self._settings = settings
+        self._seals = seals
         self._raw_propose = propose
         self._confirm = confirm
         self._now_s = 0.0
@@ -120,7 +129,7 @@ class Coordinator:
         self._unplaced: deque[tuple[CoordinatorCall, Reply]] = deque()
         """Topic changes that wait for brokers, until ``_place_again_s`` at the latest."""
         self._place_again_s = NEVER
-        self._memberships = Memberships(machine, settings, self._propose, self._confirmed)
+        self._memberships = Memberships(machine, settings, seals, self._propose, self._confirmed)
         machine.on_group_changed = self._memberships.group_changed
 
     # -- being driven -----------------------------------------------------------------------
@@ -338,10 +347,16 @@ class Coordinator:
 
     def _delete_group(self, call: DeleteGroup, reply: Reply) -> None:
         check_name("group", call.group)
+
+        def sealed(answer: Any) -> None:
+            if isinstance(answer, DeletedGroup):
+                answer = msgspec.structs.replace(answer, seal=self._seals.floor(answer.generation))
+            reply(answer)
+
         if call.born is None:
-            self._read(lambda: DeletedGroup(False, self._machine.deleted_generation), reply)
+            self._read(lambda: DeletedGroup(False, self._machine.deleted_generation), sealed)
         else:
-            self._write(commands.DeleteGroup(call.group, call.born), reply)
+            self._write(commands.DeleteGroup(call.group, call.born), sealed)
 
     def _new_producer_ids(self, call: NewProducerIds, reply: Reply) -> None:
         if not 1 <= call.count <= MAX_PRODUCER_IDS:

@@ -11,6 +11,8 @@ import heapq
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
+
 from rayqueue.cluster import commands
 from rayqueue.cluster.commands import ChangeGroup, Join, Leave, Release
 from rayqueue.cluster.groups import Group, unknown_member
@@ -19,6 +21,7 @@ from rayqueue.cluster.sessions import NEVER, Parked, Reply, Session, Sessions
 from rayqueue.config import ClusterSettings
 from rayqueue.errors import InvalidInputError, NotLeaderError, RayQueueError
 from rayqueue.protocol.calls import Assignment, Heartbeat, JoinGroup, LeaveGroup
+from rayqueue.protocol.seals import Seals
 from rayqueue.protocol.topics import check_name
 
 MAX_ID_BYTES = 200
@@ -104,9 +107,17 @@ class _Turn:
 
 
 class Memberships:
-    def __init__(self, machine: ClusterMachine, settings: ClusterSettings, propose: Propose, confirm: Confirm) -> None:
+    def __init__(
+        self,
+        machine: ClusterMachine,
+        settings: ClusterSettings,
+        seals: Seals,
+        propose: Propose,
+        confirm: Confirm,
+    ) -> None:
         self._machine = machine
         self._settings = settings
+        self._seals = seals
         self._propose = propose
         self._confirm = confirm
         self._now_s = 0.0
@@ -334,7 +345,13 @@ class Memberships:
         self._hurry(call.group, now_s)
 
     def _assignment(self, group: Group, member: str) -> Assignment:
-        return group.assignment(member, self._machine.topics)
+        topics = self._machine.topics
+        told = group.assignment(member, topics)
+        sealed = tuple(
+            self._seals.grant(group.name, topics[each.topic].partitions[each.partition].group_id, each.generation)
+            for each in told.grants
+        )
+        return msgspec.structs.replace(told, seals=sealed)
 
     # -- steps -------------------------------------------------------------------------------
 

@@ -118,6 +118,8 @@ class Assignment(msgspec.Struct, frozen=True, array_like=True):
     """Somebody has still to let go of something."""
     missing: tuple[str, ...] = ()
     """Topics that the member wants and that do not exist. What it reads of them is lost, not revoked."""
+    seals: tuple[bytes, ...] = ()
+    """What proves each of ``grants``, in their order, to its partition (``rayqueue.protocol.seals``)."""
 
 
 class MemberInfo(msgspec.Struct, frozen=True, array_like=True):
@@ -144,6 +146,8 @@ class DeletedGroup(msgspec.Struct, frozen=True, array_like=True):
     existed: bool
     generation: int
     """The highest of all groups that were deleted: no group that is made from now on has it, or a lower one."""
+    seal: bytes = b""
+    """What proves it to partitions (``ForgetGroup``)."""
 
 
 # -- calls ---------------------------------------------------------------------------
@@ -180,6 +184,8 @@ class Commit(Call, frozen=True, kw_only=True):
     offsets: dict[int, int]
     metadata: bytes = b""
     rewind: bool = False
+    seal: bytes = b""
+    """Of the grant (``Assignment.seals``). ``UnknownGenerationError`` without it, unless the generation is 0."""
 
 
 class Pin(Call, frozen=True, kw_only=True):
@@ -202,6 +208,8 @@ class ForgetGroup(Call, frozen=True, kw_only=True):
     group: str
     generation: int = 0
     seen: Position | None = None
+    seal: bytes = b""
+    """Of the generation (``DeletedGroup.seal``). ``UnknownGenerationError`` without it, unless the generation is 0."""
 
 
 class GetGroups(Call, frozen=True, kw_only=True):

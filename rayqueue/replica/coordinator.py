@@ -22,10 +22,12 @@ from rayqueue.ids import NodeId
 from rayqueue.log.store import LogStore
 from rayqueue.protocol.calls import GetStatus, ReplicaStatus, decode_coordinator_call, encode_answer
 from rayqueue.protocol.frames import Frame, Kind
+from rayqueue.protocol.seals import Seals
 from rayqueue.protocol.topics import TopicInfo
 from rayqueue.raft.clients import ClientTransport
 from rayqueue.raft.members import Members
 from rayqueue.replica.replica import Answer, Deliver, Replica
+from rayqueue.replica.secret import secret_of
 
 
 class ClusterView(NamedTuple):
@@ -119,7 +121,9 @@ class CoordinatorService:
         self._machine = machine
         self._on_change = on_change
         self._seen: tuple[object, ...] = ()
-        self._coordinator = Coordinator(machine, settings.cluster, self._propose, replica.confirm)
+        self._coordinator = Coordinator(
+            machine, settings.cluster, Seals(secret_of(settings)), self._propose, replica.confirm
+        )
 
     @property
     def leads(self) -> bool:

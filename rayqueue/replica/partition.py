@@ -35,6 +35,7 @@ from rayqueue.partition import (
 from rayqueue.partition.commands import check_offset, decode
 from rayqueue.partition.line import Line
 from rayqueue.protocol.data import Cursor
+from rayqueue.protocol.seals import Seals
 from rayqueue.raft.clients import ClientTransport
 from rayqueue.records import BatchHeader
 from rayqueue.replica.measures import PartitionMeasures
@@ -53,6 +54,7 @@ class PartitionReplica(Replica):
         store: LogStore,
         transport: ClientTransport,
         *,
+        seals: Seals,
         raft: RaftSettings | None = None,
         log: LogSettings | None = None,
         calls: CallSettings | None = None,
@@ -82,7 +84,7 @@ class PartitionReplica(Replica):
             store,
             transport,
             self._partition,
-            service=lambda replica: self._make_service(replica, calls or CallSettings()),
+            service=lambda replica: self._make_service(replica, calls or CallSettings(), seals),
             raft=raft,
             log=log,
             calls=calls,
@@ -91,8 +93,8 @@ class PartitionReplica(Replica):
             on_fatal=on_fatal,
         )
 
-    def _make_service(self, replica: PartitionReplica, calls: CallSettings) -> PartitionService:
-        self._partition_service = PartitionService(replica, self._partition, self._admission, self._tail, calls)
+    def _make_service(self, replica: PartitionReplica, calls: CallSettings, seals: Seals) -> PartitionService:
+        self._partition_service = PartitionService(replica, self._partition, self._admission, self._tail, calls, seals)
         return self._partition_service
 
     # -- writing ---------------------------------------------------------------------

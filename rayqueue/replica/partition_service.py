@@ -51,6 +51,7 @@ from rayqueue.protocol.data import (
     encode_fetched,
 )
 from rayqueue.protocol.frames import Frame, Kind
+from rayqueue.protocol.seals import Seals
 from rayqueue.protocol.topics import check_name
 from rayqueue.records import BatchHeader
 from rayqueue.records.batch import is_costly
@@ -99,8 +100,10 @@ class PartitionService:
         admission: Admission,
         tail: Tail,
         settings: CallSettings,
+        seals: Seals,
     ) -> None:
         self._replica = replica
+        self._seals = seals
         self._partition = partition
         self._admission = admission
         self._tail = tail
@@ -384,12 +387,16 @@ class PartitionService:
                 self._find_offset(timestamp_ms, reply)
             case calls.Commit(group=group, generation=generation, offsets=offsets, metadata=metadata, rewind=rewind):
                 check_name("group", group)
+                self._replica.check_leads()
+                self._seals.check_grant(call.seal, group, self._replica.group_id, generation)
                 self._command(commit_command(group, generation, offsets, metadata=metadata, rewind=rewind), reply)
             case calls.Pin(group=group, pinned=pinned):
                 if pinned:  # a group that has another name from earlier can still be let go of
                     check_name("group", group)
                 self._command(pin_command(group, pinned), reply)
             case calls.ForgetGroup(group=group, generation=generation, seen=position):
+                self._replica.check_leads()
+                self._seals.check_floor(call.seal, generation)
                 seen = None if position is None else (position.generation, position.offsets)
                 self._command(forget_group_command(group, generation, seen), reply)
             case calls.Trim(before=before):

@@ -42,7 +42,7 @@ from rayqueue.errors import (
     RayQueueError,
     ReplicaClosedError,
 )
-from rayqueue.ids import NodeId, Offset, Term
+from rayqueue.ids import GroupId, NodeId, Offset, Term
 from rayqueue.log.store import LogStore
 from rayqueue.protocol.frames import Frame, Kind
 from rayqueue.raft.clients import ClientTransport
@@ -220,6 +220,10 @@ class Replica:
     @property
     def members(self) -> Members:
         return self._engine.members
+
+    @property
+    def group_id(self) -> GroupId:
+        return self._store.group_id
 
     @property
     def node_id(self) -> NodeId:

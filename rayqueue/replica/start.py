@@ -12,15 +12,16 @@ from collections.abc import Callable
 from pathlib import Path
 
 from rayqueue.config import Settings
-from rayqueue.errors import ConfigError
 from rayqueue.ids import GroupId, NodeId
 from rayqueue.log.lmdb_store import LmdbOptions, LmdbStore
 from rayqueue.partition import PartitionSettings
+from rayqueue.protocol.seals import Seals
 from rayqueue.raft.engine import RaftEngine
 from rayqueue.raft.members import Members
 from rayqueue.raft.tcp import TcpTransport, TlsContexts, tls_contexts
 from rayqueue.replica.partition import PartitionReplica
 from rayqueue.replica.replica import Deliver
+from rayqueue.replica.secret import secret_of
 
 
 def create_replica(path: Path, group_id: GroupId, node_id: NodeId, members: Members | None, settings: Settings) -> None:
@@ -48,6 +49,7 @@ def start_replica(
     return PartitionReplica(
         store,
         transport,
+        seals=Seals(secret_of(settings)),
         raft=settings.raft,
         log=settings.log,
         calls=settings.calls,
@@ -61,15 +63,13 @@ def open_replica(
     path: Path, group_id: GroupId, node_id: NodeId, settings: Settings, *, host: str = "127.0.0.1"
 ) -> tuple[LmdbStore, TcpTransport]:
     """What a ``Replica`` of any kind runs on: its data at ``path``, and a free port of ``host``. They are its own."""
-    secret = settings.transport.secret
-    if secret is None:
-        raise ConfigError("replicas share a secret: set transport.secret, the same for all of them")
+    secret = secret_of(settings)
     store = LmdbStore.open(path, group_id, node_id, _lmdb_options(settings))
     try:
         transport = TcpTransport(
             node_id,
             group_id,
-            secret.get_secret_value().encode(),
+            secret,
             host,
             settings=settings.transport,
             tls=_tls(settings),

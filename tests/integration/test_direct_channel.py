@@ -233,7 +233,7 @@ def test_leadership_that_moves_is_followed(group: ReplicaGroup, route: GroupRout
 
 def test_calls_find_their_way(group: ReplicaGroup, route: GroupRoute) -> None:
     async def scenario() -> None:
-        commit = calls.Commit(group="g", generation=1, offsets={})
+        commit = calls.Commit(group="g", generation=0, offsets={})
         assert await route.call(commit) == calls.Position(1, {})
         channel = route.leader_channel
         assert channel is not None

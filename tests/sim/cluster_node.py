@@ -17,6 +17,7 @@ from rayqueue.cluster.placement import AliveBroker
 from rayqueue.errors import NotLeaderError, OutcomeUnknownError
 from rayqueue.ids import GroupId, NodeId
 from rayqueue.protocol.calls import CoordinatorCall
+from rayqueue.protocol.seals import Seals
 from rayqueue.raft.members import Members
 from tests.sim.node import EngineNode
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
 BROKERS = tuple(AliveBroker(f"b{number}", f"host{number % 2}") for number in range(3))
 CALL_TIMEOUT_S = 1.0
+_SEALS = Seals(b"only for this world")
 
 Answer = Callable[[Any], None]
 
@@ -38,7 +40,7 @@ class ClusterNode(EngineNode):
         self.machine = ClusterMachine(self.disk)
         self.proposed = False
         self.led_term: int | None = None
-        self.coordinator = Coordinator(self.machine, self.world.settings, self._propose_entry, self._confirm)
+        self.coordinator = Coordinator(self.machine, self.world.settings, _SEALS, self._propose_entry, self._confirm)
         self.coordinator.set_brokers(0, BROKERS)
         return self.machine
 

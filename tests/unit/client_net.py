@@ -18,6 +18,7 @@ from rayqueue.partition import PartitionSettings
 from rayqueue.protocol import hello
 from rayqueue.protocol.data import ANY_LANE, Cursor, FetchRequest
 from rayqueue.protocol.frames import Frame, FrameReader
+from rayqueue.protocol.seals import Seals
 from rayqueue.raft.members import Members
 from rayqueue.records import RecordBatch
 from rayqueue.replica import PartitionReplica, create_replica, start_replica
@@ -25,6 +26,8 @@ from rayqueue.testing import wait_for
 
 GROUP = GroupId("direct-0")
 TIMEOUT_S = 20.0
+SECRET = "only for this test"
+SEALS = Seals(SECRET.encode())
 
 _T = TypeVar("_T")
 
@@ -33,7 +36,7 @@ class Cluster:
     """The replicas of one partition, and an I/O thread for their clients."""
 
     def __init__(self, tmp_path: Path, nodes: int = 1, *, partition: PartitionSettings | None = None, **named: Any):
-        named.setdefault("transport", {})["secret"] = "only for this test"
+        named.setdefault("transport", {})["secret"] = SECRET
         self.settings = Settings(**named)
         self.fatal: list[BaseException] = []
         self.io = IoThread()

@@ -14,9 +14,11 @@ from rayqueue.ids import GroupId, Index, NodeId, Term
 from rayqueue.log.memory_store import MemoryStore
 from rayqueue.log.store import Entry
 from rayqueue.protocol.calls import CoordinatorCall, Heartbeat, JoinGroup
+from rayqueue.protocol.seals import Seals
 from rayqueue.protocol.topics import TopicPartition
 from rayqueue.records.checksum import entry_crc
 
+SEALS = Seals(b"only for this test")
 BROKERS = tuple(AliveBroker(f"b{number}", f"host{number}") for number in range(3))
 
 
@@ -73,7 +75,7 @@ class Service:
         self._waiting: list[tuple[bytes, Callable[[Any], None]]] = []
         self.confirms: list[Callable[[Any], None]] | None = None
         self.settings = ClusterSettings(**{"join_window_ms": 0, **settings})
-        self.coordinator = Coordinator(self.log.machine, self.settings, self._propose, self._confirm)
+        self.coordinator = Coordinator(self.log.machine, self.settings, SEALS, self._propose, self._confirm)
         self.coordinator.set_brokers(self.now, BROKERS)
         self.coordinator.lead(self.now, node="c1", term=1)
 

@@ -27,8 +27,11 @@ from rayqueue.partition import commit_command, forget_group_command, offset_for_
 from rayqueue.protocol import calls
 from rayqueue.protocol.calls import AlterTopic, Call, CreateTopic, DeleteTopic, GetTopics
 from rayqueue.protocol.data import FetchAnswer, FetchRequest
+from rayqueue.protocol.seals import Seals
 from rayqueue.protocol.topics import TopicInfo, TopicPartition, TopicSettings
 from tests.unit.consumer_parts import Shelf
+
+SEALS = Seals(b"only for this test")
 
 
 async def until(condition: Callable[[], Any], timeout_s: float = 10.0) -> None:
@@ -42,7 +45,8 @@ async def until(condition: Callable[[], Any], timeout_s: float = 10.0) -> None:
 class LocalPartition:
     """A partition's leader, and the channel to it."""
 
-    def __init__(self, lanes: int) -> None:
+    def __init__(self, group_id: str, lanes: int) -> None:
+        self.group_id = group_id
         self.shelf = Shelf(lanes)
         self.fetches: list[FetchRequest] = []
         self.commits: list[calls.Commit] = []
@@ -106,11 +110,13 @@ class LocalPartition:
         match call:
             case calls.Commit():
                 self.commits.append(call)
+                SEALS.check_grant(call.seal, call.group, self.group_id, call.generation)
                 answer = log.apply(commit_command(call.group, call.generation, call.offsets, rewind=call.rewind))
                 answer = answer if isinstance(answer, RayQueueError) else answer.position()
             case calls.Pin():
                 answer = log.apply(pin_command(call.group, call.pinned))
             case calls.ForgetGroup():
+                SEALS.check_floor(call.seal, call.generation)
                 seen = None if call.seen is None else (call.seen.generation, call.seen.offsets)
                 answer = log.apply(forget_group_command(call.group, call.generation, seen))
                 answer = answer if isinstance(answer, RayQueueError) else answer.existed
@@ -190,7 +196,7 @@ class SmallCluster:
         before: Coordinator | None = getattr(self, "coordinator", None)
         if before is not None:
             before.unlead()
-        self.coordinator = Coordinator(self.machine, self._settings, self._propose)
+        self.coordinator = Coordinator(self.machine, self._settings, SEALS, self._propose)
         now_s = time.monotonic()
         self.coordinator.lead(now_s, node="c1", term=1)
         self.coordinator.set_brokers(now_s, [AliveBroker(f"b{each}", f"h{each}") for each in range(3)])
@@ -227,7 +233,7 @@ class SmallCluster:
             partition = TopicPartition(name, each.number)
             if self._ids.get(partition) != info.topic_id:
                 self._ids[partition] = info.topic_id
-                self.partitions[partition] = LocalPartition(info.settings.lanes)
+                self.partitions[partition] = LocalPartition(each.group_id, info.settings.lanes)
 
     async def delete(self, name: str) -> None:
         """Nobody leads its partitions any more."""

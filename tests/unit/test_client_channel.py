@@ -22,14 +22,16 @@ from rayqueue.errors import (
     SequenceGapError,
     StaleGenerationError,
     TransportError,
+    UnknownGenerationError,
 )
 from rayqueue.partition import PartitionSettings
 from rayqueue.protocol import calls
 from rayqueue.protocol.data import READ_FOLLOWER, Appended, Cursor, FetchRequest
 from rayqueue.protocol.frames import Kind
+from rayqueue.protocol.seals import Seals
 from rayqueue.records import RecordBatch
 from rayqueue.testing import wait_for
-from tests.unit.client_net import TIMEOUT_S, Cluster, at, batch
+from tests.unit.client_net import GROUP, SEALS, TIMEOUT_S, Cluster, at, batch
 
 Make = Callable[..., Cluster]
 
@@ -250,20 +252,22 @@ def test_calls(make: Make, nodes: int) -> None:
         assert await channel.call(calls.GetBounds()) == calls.Bounds(0, 3)
         assert await channel.call(calls.GetPosition(group="g")) is None
         position = calls.Position(4, {0: 2}, b"m")
-        commit = calls.Commit(group="g", generation=4, offsets={0: 2}, metadata=b"m")
+        commit = calls.Commit(group="g", generation=4, offsets={0: 2}, metadata=b"m", seal=SEALS.grant("g", GROUP, 4))
         assert await channel.call(commit) == position
         assert await channel.call(calls.GetPosition(group="g")) == position
-        assert type(await error_of(channel.call(calls.Commit(group="g", generation=3, offsets={})))) is (
-            StaleGenerationError
-        )
+        assert type(
+            await error_of(
+                channel.call(calls.Commit(group="g", generation=3, offsets={}, seal=SEALS.grant("g", GROUP, 3)))
+            )
+        ) is (StaleGenerationError)
         assert await channel.call(calls.GetLag(group="g")) == calls.Lag(1, {0: 1})
         assert await channel.call(calls.Pin(group="g")) is None
         assert (await channel.call(calls.GetGroups()))["g"].pinned
         assert await channel.call(calls.FindOffset(timestamp_ms=15)) == 1
         assert await channel.call(calls.Trim(before=3)) == 2  # the group is pinned there
-        assert not await channel.call(calls.ForgetGroup(group="g", generation=3))
-        assert await channel.call(calls.ForgetGroup(group="g", generation=4))
-        assert not await channel.call(calls.ForgetGroup(group="g", generation=4))
+        assert not await channel.call(calls.ForgetGroup(group="g", generation=3, seal=SEALS.floor(3)))
+        assert await channel.call(calls.ForgetGroup(group="g", generation=4, seal=SEALS.floor(4)))
+        assert not await channel.call(calls.ForgetGroup(group="g", generation=4, seal=SEALS.floor(4)))
         status = await channel.call(calls.GetStatus())
         assert (status.node, status.role, status.high_watermark) == (cluster.leader, "leader", 3)
         assert type(await error_of(channel.call(calls.GetTopics()))) is InvalidInputError
@@ -289,6 +293,29 @@ def test_one_round_confirms_all_questions_of_a_turn(make: Make) -> None:
 
 
 # -- who leads --------------------------------------------------------------------------
+
+
+def test_a_generation_that_was_not_given_is_refused(make: Make) -> None:
+    """Whoever holds a replica's token may say anything. A generation far ahead would silence the group for ever."""
+    cluster = make()
+
+    async def scenario() -> None:
+        channel = await cluster.open()
+        await channel.append(batch(b"value"))
+        ours = calls.Commit(group="g", generation=3, offsets={0: 1}, seal=SEALS.grant("g", GROUP, 3))
+        await channel.call(ours)
+        seals = [b"", b"x", SEALS.grant("g", GROUP, 3), SEALS.grant("g", "other-0.1", 2**40), SEALS.floor(2**40)]
+        for seal in (*seals, SEALS.grant("h", GROUP, 2**40), Seals(b"another secret").grant("g", GROUP, 2**40)):
+            ahead = calls.Commit(group="g", generation=2**40, offsets={}, seal=seal)
+            assert type(await error_of(channel.call(ahead))) is UnknownGenerationError
+            over = calls.ForgetGroup(group="g", generation=2**40 + 1, seal=seal)
+            assert type(await error_of(channel.call(over))) is UnknownGenerationError
+        assert await channel.call(calls.GetPosition(group="g")) == calls.Position(3, {0: 1})
+        await channel.call(ours)
+        without = calls.Commit(group="lone", generation=0, offsets={0: 1})
+        assert (await channel.call(without)).offsets == {0: 1}
+
+    cluster.run(scenario())
 
 
 def test_a_follower_names_the_leader_and_reads_only_if_told_to(make: Make) -> None:

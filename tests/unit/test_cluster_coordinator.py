@@ -41,7 +41,7 @@ from rayqueue.protocol.calls import (
     NewProducerIds,
 )
 from rayqueue.protocol.topics import TopicPartition, TopicSettings
-from tests.unit.cluster_state import ClusterLog, Service
+from tests.unit.cluster_state import SEALS, ClusterLog, Service
 
 
 def create(name: str = "t", partitions: int = 4, **options: Any) -> CreateTopic:
@@ -386,7 +386,7 @@ def test_generations_are_above_all_that_were_ever_deleted(service: Service) -> N
     new = service.join("y", "t", group="new")
     later = service.join("z", "t", group="kept")
     assert min(new.generation, later.generation) > floor
-    assert service.ask(DeleteGroup(group="never", born=None)).answer == DeletedGroup(False, floor)
+    assert service.ask(DeleteGroup(group="never", born=None)).answer == DeletedGroup(False, floor, SEALS.floor(floor))
 
 
 def test_leaving(service: Service) -> None:
@@ -401,7 +401,7 @@ def test_leaving(service: Service) -> None:
     service.ask(LeaveGroup(group="g", member="a"))
     assert [group.state for group in service.ask(ListGroups()).answer] == ["empty"]
     last = service.log.machine.groups["g"].generation
-    assert service.ask(DeleteGroup(group="g", born=1)).answer == DeletedGroup(True, last)
+    assert service.ask(DeleteGroup(group="g", born=1)).answer == DeletedGroup(True, last, SEALS.floor(last))
     assert isinstance(service.ask(DescribeGroup(group="g")).answer, UnknownGroupError)
 
 

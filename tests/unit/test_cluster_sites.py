@@ -13,7 +13,7 @@ from rayqueue.errors import CapacityError, NoBrokerError, NotLeaderError
 from rayqueue.log.store import Table
 from rayqueue.protocol.calls import AlterTopic, CreateTopic, DeleteTopic, DescribeCluster
 from rayqueue.protocol.topics import TopicInfo, TopicSettings
-from tests.unit.cluster_state import ClusterLog, Service
+from tests.unit.cluster_state import SEALS, ClusterLog, Service
 
 MIB = 1 << 20
 
@@ -84,7 +84,7 @@ def test_the_wait_is_bounded() -> None:
 def test_a_leader_that_has_not_heard_of_any_broker_waits_and_then_says_so() -> None:
     service = Service(ClusterLog())
     service.coordinator = type(service.coordinator)(
-        service.log.machine, service.settings, service._propose, service._confirm
+        service.log.machine, service.settings, SEALS, service._propose, service._confirm
     )
     service.coordinator.lead(service.now)
     asked = service.ask(create())

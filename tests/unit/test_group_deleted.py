@@ -10,6 +10,7 @@ import pytest
 
 from rayqueue.client.admin import forget_group
 from rayqueue.errors import GroupNotEmptyError, StaleGenerationError
+from rayqueue.partition import commit_command
 from rayqueue.protocol.calls import (
     Assignment,
     Call,
@@ -22,7 +23,7 @@ from rayqueue.protocol.calls import (
     Position,
 )
 from rayqueue.protocol.topics import TopicPartition
-from tests.unit.small_cluster import LocalPartition, Process, SmallCluster
+from tests.unit.small_cluster import SEALS, LocalPartition, Process, SmallCluster
 
 P0 = TopicPartition("orders", 0)
 
@@ -49,8 +50,13 @@ class Desk:
 
     async def commit(self, generation: int, offset: int | None = None) -> Position:
         offsets = {} if offset is None else {0: offset}
-        found: Position = await self.partition.call(Commit(group="g", generation=generation, offsets=offsets))
+        found: Position = await self.partition.call(self.sealed("g", generation, offsets))
         return found
+
+    def sealed(self, group: str, generation: int, offsets: dict[int, int]) -> Commit:
+        """As whoever was granted the partition commits, also if that is long ago."""
+        seal = SEALS.grant(group, self.partition.group_id, generation)
+        return Commit(group=group, generation=generation, offsets=offsets, seal=seal)
 
     async def position(self) -> Position | None:
         found: Position | None = await self.partition.call(GetPosition(group="g"))
@@ -112,14 +118,14 @@ def test_another_group_that_comes_late_to_a_partition_is_let_in() -> None:
             await desk.join(name)
             await desk.leave(name)
         await forget_group(desk.process, "g")
-        claim = Commit(group="other", generation=first.grants[0].generation, offsets={})
+        claim = desk.sealed("other", first.grants[0].generation, {})
         with pytest.raises(StaleGenerationError):
             await desk.partition.call(claim)
         await desk.process.coordinator.call(LeaveGroup(group="other", member="x"))
         again: Assignment = await desk.process.coordinator.call(
             JoinGroup(group="other", member="y", topics=("orders",), session_timeout_ms=60_000)
         )
-        await desk.partition.call(Commit(group="other", generation=again.grants[0].generation, offsets={}))
+        await desk.partition.call(desk.sealed("other", again.grants[0].generation, {}))
 
     at_desk(test)
 
@@ -137,7 +143,7 @@ def test_a_life_that_began_meanwhile_is_left_alone(monkeypatch: pytest.MonkeyPat
             if isinstance(call, GetPosition) and not began:
                 began.append(0)
                 began[0] = await desk.join("b")
-                await real(self, Commit(group="g", generation=began[0], offsets={0: 7}))
+                await real(self, desk.sealed("g", began[0], {0: 7}))
             return await real(self, call, **options)
 
         monkeypatch.setattr(LocalPartition, "call", late)
@@ -179,7 +185,7 @@ def test_a_position_that_no_coordinator_knows_of_can_be_deleted() -> None:
     """The coordinator's data was lost, or is older than the partition's."""
 
     async def test(desk: Desk) -> None:
-        await desk.commit(1_000_000, 4)
+        desk.partition.shelf.log.apply(commit_command("g", 1_000_000, {0: 4}))
         assert await forget_group(desk.process, "g")
         assert await desk.position() is None
         await desk.commit(await desk.join("a"), 2)

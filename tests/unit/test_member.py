@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import time
 from collections.abc import Callable, Coroutine
 from pathlib import Path
@@ -11,12 +12,14 @@ from typing import Any
 
 import pytest
 
+from rayqueue.client import member as member_module
 from rayqueue.client.commits import Commits
 from rayqueue.client.fetcher import Fetcher
 from rayqueue.client.member import Activity, Member
 from rayqueue.client.subscription import ChangeKind, Subscription
 from rayqueue.config import Settings
-from rayqueue.errors import InvalidInputError, StaleGenerationError
+from rayqueue.errors import InvalidInputError, OutcomeUnknownError, StaleGenerationError
+from rayqueue.partition import commit_command
 from rayqueue.protocol.calls import Heartbeat, LeaveGroup
 from rayqueue.protocol.topics import TopicPartition
 from rayqueue.records import Record
@@ -395,3 +398,55 @@ def test_a_partition_that_knows_a_newer_generation_makes_the_member_join_again(t
         assert len({call.member for call in beats}) > 1
 
     in_world(tmp_path, test, partitions=1)
+
+
+def test_a_member_that_is_fenced_again_and_again_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A partition knows a generation that the coordinator will not reach: its data is older than the partition's."""
+    monkeypatch.setattr(member_module, "_MAX_FENCINGS", 3)
+
+    async def test(world: World) -> None:
+        world.append(2)
+        world.cluster.partitions[TopicPartition("orders", 1)].shelf.log.apply(commit_command("billing", 10**9, {}))
+        reader = world.reader("a")
+        await reader.poll_until(lambda: reader.member.error)
+        error = reader.member.error
+        assert isinstance(error, StaleGenerationError)
+        assert "orders-1" in str(error)
+        assert "1000000000" in str(error)
+
+    in_world(tmp_path, test, partitions=2)
+    told = [record.getMessage() for record in caplog.records if "is refused by" in record.getMessage()]
+    assert len(told) == 3
+    assert all("billing" in line and "orders-1" in line and "1000000000" in line for line in told)
+
+
+def test_a_heartbeat_that_fails_while_it_is_given_up_is_nobodys_surprise(tmp_path: Path) -> None:
+    """Its error came in the moment in which the member was closed, and nobody asked for it any more."""
+    surprises: list[dict[str, Any]] = []
+
+    async def test(world: World) -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: surprises.append(context))
+        reader = world.reader("a")
+        await reader.poll_until(lambda: reader.reads == {0, 1, 2, 3})
+        real = reader.process.coordinator.call
+        failing = asyncio.Event()
+
+        async def call(call: Any, **options: Any) -> Any:
+            if not isinstance(call, Heartbeat):
+                return await real(call, **options)
+            failing.set()
+            try:
+                await asyncio.sleep(60)
+            except asyncio.CancelledError:
+                raise OutcomeUnknownError("the connection is gone") from None
+
+        reader.process.coordinator.call = call  # type: ignore[method-assign]
+        reader.member._changed.set()
+        await asyncio.wait_for(failing.wait(), 10)
+        await reader.member.close()
+
+    in_world(tmp_path, test)
+    gc.collect()  # asyncio complains when a task goes whose error nobody has seen
+    assert surprises == []

@@ -1,0 +1,57 @@
+"""Seals: the coordinator's proof, to a partition, that it has given a generation.
+
+A partition refuses commits of older generations, so whoever could make up a
+generation far ahead could silence a group. A partition does not know what the
+coordinator has given, and does not ask it. Instead a grant comes with a seal: a
+MAC over the group, the partition's Raft group (which names the topic's id) and
+the generation, under a key made of the cluster's secret. Replicas hold the
+secret, clients do not: a client can show what it was given, and nothing else.
+
+A seal says who was granted what, not that this is still so: that is what the
+generation itself is for. Generation 0, of consumers that no group knows, has
+none.
+"""
+
+from __future__ import annotations
+
+import hmac
+from functools import lru_cache
+
+from rayqueue.errors import UnknownGenerationError
+
+_KEPT = 65_536
+
+
+class Seals:
+    """Made with the cluster's secret."""
+
+    def __init__(self, secret: bytes) -> None:
+        # A key of its own: the secret serves other purposes, whose MACs must mean nothing here.
+        self._key = hmac.digest(secret, b"rayqueue generations\0", "sha256")
+        self.grant = lru_cache(_KEPT)(self._grant)
+        """For a member that is granted a partition. Not computed again for each heartbeat."""
+
+    def _grant(self, group: str, raft_group: str, generation: int) -> bytes:
+        return self._sealed("grant", group, raft_group, str(generation))
+
+    def _sealed(self, *parts: str) -> bytes:
+        return hmac.digest(self._key, "\0".join(parts).encode(), "sha256")
+
+    def floor(self, generation: int) -> bytes:
+        """For whoever tells partitions that every generation up to this one is over."""
+        return self._sealed("floor", str(generation))
+
+    def check_grant(self, seal: bytes, group: str, raft_group: str, generation: int) -> None:
+        """``UnknownGenerationError`` unless the coordinator has given this generation for this."""
+        if generation and not hmac.compare_digest(seal, self._grant(group, raft_group, generation)):
+            raise UnknownGenerationError(
+                f"the coordinator has not given generation {generation} of group {group!r} to whoever commits with it",
+                group=group,
+                generation=generation,
+            )
+
+    def check_floor(self, seal: bytes, generation: int) -> None:
+        if generation and not hmac.compare_digest(seal, self.floor(generation)):
+            raise UnknownGenerationError(
+                f"the coordinator has not said that generation {generation} is over", generation=generation
+            )
