@@ -9,7 +9,7 @@ WORKERS ?= auto
 
 export RAY_USAGE_STATS_ENABLED := 0
 
-.PHONY: help setup demo test lint types imports unit integration e2e chaos format sim bench build clean
+.PHONY: help setup demo test lint types imports unit integration e2e chaos format sim docs bench build clean
 
 help:
 	@echo "make demo                      set up, then show that a killed leader loses nothing"
@@ -18,6 +18,7 @@ help:
 	@echo "make chaos                     nodes, coordinators, leaders, drivers and queries killed on real clusters; some minutes"
 	@echo "make e2e                       what a person does at a terminal: commands, pipes, signals"
 	@echo "make bench [QUICK=1]           every published figure, measured again"
+	@echo "make docs                      the documentation as a site, in site/; fails on a dead link"
 	@echo "make format                    let ruff rewrite what it can"
 	@echo "make lint types imports unit integration    the parts of make test"
 
@@ -64,6 +65,10 @@ format: setup
 sim: setup
 	@$(PYTHON) -m tests.sim.campaign --world $(WORLD) --schedules $(SCHEDULES) --seed $(SEED)
 
+docs: setup
+	$(PYTHON) scripts/options
+	$(PYTHON) -m sphinx --quiet --fail-on-warning --keep-going docs site
+
 bench: setup
 	@set -e; for script in benchmarks/[!_]*.py; do \
 		echo "== $$script"; $(PYTHON) $$script $(if $(QUICK),--quick); \
@@ -73,4 +78,4 @@ build: setup
 	$(PYTHON) -m build --no-isolation
 
 clean:
-	rm -rf .venv .uv dist build .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	rm -rf .venv .uv dist build site .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

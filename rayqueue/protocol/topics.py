@@ -32,13 +32,15 @@ class TopicSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """How a topic is made. ``None`` is: no limit."""
 
     partitions: int = 1
+    """Shards, each with an order of its own. More can be added later, never fewer."""
     replication: int = 3
     """Copies of each partition. Where there are fewer nodes, several are on one: that survives processes, not nodes."""
     lanes: int = 1
     """Priority levels: a record's priority is from 0 to this, exclusive. Fixed once the topic exists."""
     retention_ms: int | None = None
+    """Records that are older may be deleted."""
     retention_bytes: int | None = None
-    """Per partition."""
+    """Per partition: of a larger one the oldest records may be deleted."""
     retention_consumed: bool = False
     """Trim what every group has committed."""
     max_record_bytes: int = 1_000_000
