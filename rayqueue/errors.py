@@ -52,6 +52,9 @@
     ├── BridgeError                  to Spark or Ray Data
     │   ├── DataLossError            retention has deleted what was still to be read
     │   ├── StaleWriterError         another run of this query has gone on; this one must stop
+    │   ├── BatchConflictError       this batch id was written with other contents; nothing was written
+    │   ├── BatchForgottenError      whether this batch id was written is not known any more; nothing was written
+    │   ├── StagedDataLostError      what was staged for this batch is gone
     │   └── MissingDependencyError   something must be installed; the text says what
     └── InvariantBrokenError         a bug; the replica stops rather than diverge
 
@@ -415,6 +418,24 @@ class StaleWriterError(BridgeError):
     """Another run of the same query has written a later batch. This one must stop."""
 
     code = "stale_writer"
+
+
+class BatchConflictError(BridgeError):
+    """This id of this writer was written before, for other contents. Nothing was written; use another writer."""
+
+    code = "batch_conflict"
+
+
+class BatchForgottenError(BridgeError):
+    """Whether this id of this writer was written is forgotten. Nothing was written; use another writer."""
+
+    code = "batch_forgotten"
+
+
+class StagedDataLostError(BridgeError):
+    """What the tasks staged is not there any more. The text says whether some of it was written, and what to do."""
+
+    code = "staged_data_lost"
 
 
 class MissingDependencyError(BridgeError):

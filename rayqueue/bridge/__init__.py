@@ -4,5 +4,7 @@
 ``lookup.py`` asks the cluster for it, ``scan.py`` reads one range, ``frame.py``
 makes columns of it. ``rows.py`` turns columns into batches for partitions,
 ``append.py`` writes them exactly once, ``staging.py`` keeps what tasks wrote
-until their job decides, ``publish.py`` carries the decision out.
+until their job decides. ``publish.py`` decides and carries it out: ``ledger.py``
+knows which batches are decided, ``journal.py`` has the decisions, ``copies.py``
+makes records of what they tell of.
 """

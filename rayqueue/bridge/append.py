@@ -23,12 +23,21 @@ from typing import Any, NamedTuple, TypeVar
 from rayqueue.client.retry import Retry
 from rayqueue.client.router import GroupRoute
 from rayqueue.config import MIB, ClientSettings
-from rayqueue.errors import RayQueueError, SequenceExpiredError, TransportError
+from rayqueue.errors import (
+    ClosedError,
+    NotLeaderError,
+    RayQueueError,
+    SequenceExpiredError,
+    SequenceGapError,
+    TransportError,
+)
 from rayqueue.protocol.data import Appended
 from rayqueue.records import BatchHeader
 from rayqueue.records.header import HEADER_BYTES, pack_header
 
 _T = TypeVar("_T")
+Way = Callable[[], Coroutine[Any, Any, GroupRoute]]
+"""Finds the route to a partition; asked again when the partition's replicas are others."""
 
 MAX_IN_FLIGHT = 16
 """Batches: less than a partition remembers of a producer."""
@@ -51,8 +60,12 @@ class _Pending:
 
 
 class Appends:
-    def __init__(self, route: GroupRoute, settings: ClientSettings) -> None:
-        self._route = route
+    def __init__(self, way: Way, settings: ClientSettings, *, refuse_forgotten: bool = False) -> None:
+        """``refuse_forgotten``: a partition that expects sequence 0 of a producer that is further on has most likely
+        forgotten it. Raise its ``SequenceGapError`` at once, for repeating the batch will not help then."""
+        self._way = way
+        self._route: GroupRoute | None = None
+        self._refuse_forgotten = refuse_forgotten
         self._retry = Retry(settings, random.Random(), time.monotonic(), idempotent=True)  # noqa: S311
         self._pending: deque[_Pending] = deque()
         self._pending_bytes = 0
@@ -68,7 +81,7 @@ class Appends:
         pending = _Pending(payload)
         self._pending.append(pending)
         self._pending_bytes += len(payload)
-        channel = self._route.leader_channel
+        channel = None if self._route is None else self._route.leader_channel
         if channel is None or channel.closed:
             self._stalled = True  # the next one to wait finds out who leads
         if channel is not None and not self._stalled:
@@ -101,6 +114,8 @@ class Appends:
         self.acknowledged.append(written)
 
     async def _send_all(self) -> None:
+        if self._route is None:
+            self._route = await self._way()
         channel = await self._route.leader()
         for each in self._pending:
             each.answer = channel.append(each.payload)
@@ -109,34 +124,45 @@ class Appends:
     async def _recover(self, error: RayQueueError) -> None:
         answers = [each.answer for each in self._pending if each.answer is not None]
         await asyncio.gather(*answers, return_exceptions=True)
+        if self._refuse_forgotten and isinstance(error, SequenceGapError) and error.details.get("expected") == 0:
+            raise error
         for each in self._pending:
             each.answer = None
         self._stalled = True
-        wait = self._retry.after(error, time.monotonic())
-        if wait.refresh or isinstance(error, TransportError):
-            self._route.failed(error)
-        await asyncio.sleep(wait.seconds)
+        self._route = await pause(self._retry, self._way, self._route, error)
 
 
-async def append_once(route: GroupRoute, payload: bytes, settings: ClientSettings) -> Written:
-    """One batch of an idempotent producer."""
-    appends = Appends(route, settings)
+async def append_once(way: Way, payload: bytes, settings: ClientSettings) -> Written:
+    """One batch of an idempotent producer. ``SequenceGapError`` if the partition has forgotten it."""
+    appends = Appends(way, settings, refuse_forgotten=True)
     await appends.put(payload)
     (written,) = await appends.finish()
     return written
 
 
-async def persist(attempt: Callable[[], Coroutine[Any, Any, _T]], route: GroupRoute, settings: ClientSettings) -> _T:
+async def persist(attempt: Callable[[GroupRoute], Coroutine[Any, Any, _T]], way: Way, settings: ClientSettings) -> _T:
     """Repeat an attempt for as long as its errors say that this may help."""
     retry = Retry(settings, random.Random(), time.monotonic(), idempotent=True)  # noqa: S311
+    route: GroupRoute | None = None
     while True:
+        route = await way() if route is None else route
         try:
-            return await attempt()
+            return await attempt(route)
         except RayQueueError as error:
-            wait = retry.after(error, time.monotonic())
-            if wait.refresh or isinstance(error, TransportError):
-                route.failed(error)
-            await asyncio.sleep(wait.seconds)
+            route = await pause(retry, way, route, error)
+
+
+async def pause(retry: Retry, way: Way, route: GroupRoute | None, error: RayQueueError) -> GroupRoute | None:
+    """Wait before the next attempt; the route that it goes by. Raises what repeating cannot help."""
+    if isinstance(error, ClosedError):
+        # The partition's replicas are others now; or the whole connection was closed, and then there is no way.
+        route = await way()
+        error = NotLeaderError(str(error), leader=None)
+    wait = retry.after(error, time.monotonic())
+    if route is not None and (wait.refresh or isinstance(error, TransportError)):
+        route.failed(error)
+    await asyncio.sleep(wait.seconds)
+    return route
 
 
 def signed(payload: bytes | memoryview, *, producer_id: int, epoch: int, sequence: int, lane: int) -> bytes:

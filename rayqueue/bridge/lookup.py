@@ -9,6 +9,8 @@ from typing import Any, TypeVar
 from rayqueue.bridge.places import Places, resolve
 from rayqueue.bridge.ranges import Range, check_end, clip
 from rayqueue.client.connection import RayQueue
+from rayqueue.client.router import GroupRoute
+from rayqueue.client.routing import ask, same_topic
 from rayqueue.errors import InvalidInputError
 from rayqueue.protocol.calls import Bounds, Call, Commit, FindOffset, GetBounds, GetPosition, GetStatus, Pin, Position
 from rayqueue.protocol.topics import TopicInfo, TopicPartition
@@ -18,38 +20,59 @@ _T = TypeVar("_T")
 _AT_ONCE = 64
 
 
+async def route_to(rq: RayQueue, place: TopicPartition, topic_id: int) -> GroupRoute:
+    """The way to a partition of this very topic. ``TopicRecreatedError`` if another one has its name by now.
+
+    0, as decisions of older releases have it: whichever topic has the name.
+    """
+    return await rq.routes.partition(place, topic_id or None)
+
+
+async def asked(rq: RayQueue, place: TopicPartition, topic_id: int, call: Call) -> Any:
+    """What whoever leads a partition of this very topic answers."""
+    return await ask(rq.routes, place, call, topic_id=topic_id or None)
+
+
 class Lookup:
-    """Questions about topics. Any thread but the I/O thread."""
+    """Questions about topics. Any thread but the I/O thread.
+
+    Once ``topics`` was asked for a name, every later question is about that topic, and is answered by
+    ``TopicRecreatedError`` if it was deleted and another one has the name.
+    """
 
     def __init__(self, rq: RayQueue) -> None:
         self._rq = rq
+        self._ids: dict[str, int] = {}
 
     def topics(self, names: Sequence[str]) -> dict[str, TopicInfo]:
-        """As they are now. ``UnknownTopicError``."""
+        """As they are now. ``UnknownTopicError``; ``TopicRecreatedError`` if one is not what it was the last time."""
         routes = self._rq.routes
-        return self._many({name: routes.topic(name, refresh=True) for name in names})
+        found = self._many({name: routes.topic(name, refresh=True) for name in names})
+        for name, info in found.items():
+            self._ids[name] = same_topic(info, self._ids.get(name)).topic_id
+        return found
 
     def bounds(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, Bounds]:
-        return self._ask({each: GetBounds() for each in partitions})
+        return self.ask({each: GetBounds() for each in partitions})
 
     def find(self, times: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
         """The first record that is not older, in each."""
-        return self._ask({each: FindOffset(timestamp_ms=time_ms) for each, time_ms in times.items()})
+        return self.ask({each: FindOffset(timestamp_ms=time_ms) for each, time_ms in times.items()})
 
     def record_bytes(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, float]:
         """What a record takes on average, as stored; 0 where nobody knows yet."""
-        found = self._ask({each: GetStatus() for each in partitions})
+        found = self.ask({each: GetStatus() for each in partitions})
         return {
             each: status.size_bytes / max(1, status.high_watermark - status.start_offset)
             for each, status in found.items()
         }
 
     def positions(self, group: str, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, Position | None]:
-        return self._ask({each: GetPosition(group=group) for each in partitions})
+        return self.ask({each: GetPosition(group=group) for each in partitions})
 
     def commit(self, group: str, offsets: Mapping[TopicPartition, int], lanes: Mapping[str, int]) -> None:
         """Let a group without members continue there, in every lane."""
-        self._ask(
+        self.ask(
             {
                 each: Commit(group=group, generation=0, offsets=dict.fromkeys(range(lanes[each.topic]), offset))
                 for each, offset in offsets.items()
@@ -57,7 +80,7 @@ class Lookup:
         )
 
     def pin(self, group: str, partitions: Iterable[TopicPartition]) -> None:
-        self._ask({each: Pin(group=group) for each in partitions})
+        self.ask({each: Pin(group=group) for each in partitions})
 
     def resolve(self, places: Places, bounds: Mapping[TopicPartition, Bounds]) -> dict[TopicPartition, int]:
         """An offset for every partition."""
@@ -93,11 +116,10 @@ class Lookup:
             ranges.append(clip(whole, bounds[each], fail_on_data_loss=fail_on_data_loss))
         return ranges
 
-    def _ask(self, calls: Mapping[TopicPartition, Call]) -> dict[TopicPartition, Any]:
-        return self._many({each: self._one(each, call) for each, call in calls.items()})
-
-    async def _one(self, partition: TopicPartition, call: Call) -> Any:
-        return await (await self._rq.routes.partition(partition)).call(call)
+    def ask(self, calls: Mapping[TopicPartition, Call]) -> dict[TopicPartition, Any]:
+        """What the leaders of these partitions answer."""
+        ids = self._ids
+        return self._many({each: asked(self._rq, each, ids.get(each.topic, 0), call) for each, call in calls.items()})
 
     def _many(self, questions: Mapping[_K, Coroutine[Any, Any, _T]]) -> dict[_K, _T]:
         if not questions:

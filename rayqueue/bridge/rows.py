@@ -47,6 +47,7 @@ class Cut(NamedTuple):
     lane: int
     count: int  # type: ignore[assignment]  # hides tuple.count, which nobody needs here
     payload: bytes
+    topic_id: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,11 +201,11 @@ class Rows:
         pieces = max(1, -(-pile.size_bytes // (2 * self._settings.batch_bytes)))
         marks = [whole.num_rows * number // pieces for number in range(pieces + 1)]
         lane, partition = place % _LANES, place // _LANES % 2**20
-        topic = self._names[place // _LANES >> 20]
+        topic = self._topics[place // _LANES >> 20]
         for start, end in pairwise(marks):
             if end > start:
                 for payload, count in self._encoded(whole.slice(start, end - start)):
-                    yield Cut(topic, partition, lane, count, payload)
+                    yield Cut(topic.name, partition, lane, count, payload, topic.topic_id)
 
     def _encoded(self, part: Any) -> list[tuple[bytes, int]]:
         names = part.schema.names

@@ -9,20 +9,22 @@ While the caller looks at one answer, the next is fetched already.
 
 from __future__ import annotations
 
-import asyncio
 import random
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from rayqueue.bridge.append import pause
 from rayqueue.bridge.frame import Frames
+from rayqueue.bridge.lookup import route_to
 from rayqueue.bridge.ranges import Range, data_loss
 from rayqueue.client.channel import Channel
 from rayqueue.client.connection import RayQueue
 from rayqueue.client.retry import Retry
+from rayqueue.client.router import GroupRoute
 from rayqueue.config import MIB
-from rayqueue.errors import DataLossError, OffsetOutOfRangeError, RayQueueError, TransportError
+from rayqueue.errors import DataLossError, OffsetOutOfRangeError, RayQueueError
 from rayqueue.protocol.data import ANY_LANE, READ_FOLLOWER, Cursor, FetchedBatch, FetchRequest
 from rayqueue.records import BatchHeader
 
@@ -59,10 +61,7 @@ class Scan:
                 continue
             except RayQueueError as error:
                 self._follower = False
-                wait = self._retry.after(error, time.monotonic())
-                if wait.refresh or isinstance(error, TransportError):
-                    (await self._route()).failed(error)
-                await asyncio.sleep(wait.seconds)
+                await pause(self._retry, self._route, await self._route(), error)
                 continue
             if not batches:
                 self._follower = False  # it lags; the leader has what was committed when this was planned
@@ -90,8 +89,8 @@ class Scan:
         )
         return (await channel.fetch(request)).batches
 
-    async def _route(self) -> Any:
-        return await self._rq.routes.partition(self._range.topic_partition)
+    async def _route(self) -> GroupRoute:
+        return await route_to(self._rq, self._range.topic_partition, self._range.topic_id)
 
     def _out_of_range(self, error: OffsetOutOfRangeError) -> None:
         start = int(error.details.get("start", 0))

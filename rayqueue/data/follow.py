@@ -3,14 +3,15 @@
 The place is kept as the position of a consumer group in the partitions
 themselves, so it survives everything that the records survive, lag tools see
 it, and it can hold retention (``pin``). A part is committed when its reader says
-so: after a crash the part that was not committed comes again, with the same
-records and maybe newer ones.
+so. After a crash the part that was not committed comes again: the same records,
+no more and no less, under the same id (``plan.py``).
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,8 +22,10 @@ from rayqueue.bridge.places import EARLIEST, Places, parse_places
 from rayqueue.bridge.ranges import Range, clip, share
 from rayqueue.bridge.scan import ScanSettings
 from rayqueue.client.connection import RayQueue
+from rayqueue.data.plan import Plan, PlannedPart
 from rayqueue.data.source import PlaceIn, dataset_of
 from rayqueue.errors import InvalidInputError
+from rayqueue.protocol.calls import Bounds
 from rayqueue.protocol.topics import TopicInfo, TopicPartition, check_name
 
 
@@ -30,21 +33,27 @@ from rayqueue.protocol.topics import TopicInfo, TopicPartition, check_name
 class Part:
     """A stretch of the topic, and how to say that it is done."""
 
+    id: int
+    """Its number. It has the same id and the same records however often it is handed out."""
     dataset: Dataset
     ranges: tuple[Range, ...]
-    _rq: RayQueue
-    _group: str
+    """What is read: all that was planned, or what retention has left of it."""
+    checkpoint: str
+    _plan: Plan
+    _planned: PlannedPart
 
     def __len__(self) -> int:
         """Records."""
         return sum(map(len, self.ranges))
 
+    @property
+    def identity(self) -> bytes:
+        """What the id stands for: the ranges that were planned."""
+        return self._planned.identity
+
     def commit(self) -> None:
-        """The next part, and the next run, begin after this one. Commit parts in order."""
-        lookup = Lookup(self._rq)
-        infos = lookup.topics(sorted({each.topic for each in self.ranges}))
-        lanes = {name: info.settings.lanes for name, info in infos.items()}
-        lookup.commit(self._group, {each.topic_partition: each.end for each in self.ranges}, lanes)
+        """The next run begins after this part. Parts are committed in order; to commit one again changes nothing."""
+        self._plan.commit(self._planned)
 
 
 def follow_topic(
@@ -62,7 +71,8 @@ def follow_topic(
 ) -> Iterator[Part]:
     """Parts of the topic from where group ``checkpoint`` stands, or from ``start`` if it never was here.
 
-    Ends when there is nothing new for ``wait_ms``; ``None`` waits for ever. ``max_records`` bounds a part.
+    Begins with the parts that the last run has not committed, as they were. Ends when there is nothing new for
+    ``wait_ms``; ``None`` waits for ever. ``max_records`` bounds a new part. One run per checkpoint at a time.
     """
     topics = [topic] if isinstance(topic, str) else list(topic)
     group = check_name("group", checkpoint)
@@ -73,15 +83,17 @@ def follow_topic(
     if pin:
         reader.pin()
     scan = ScanSettings(fail_on_data_loss=fail_on_data_loss)
-    while ranges := reader.wait(max_records, wait_ms):
-        yield Part(dataset_of(rq, ranges, columns=columns, scan=scan, **read_options), tuple(ranges), rq, group)
+    while (planned := reader.wait(max_records, wait_ms)) is not None:
+        ranges = reader.readable(planned)
+        dataset = dataset_of(rq, ranges, columns=columns, scan=scan, **read_options)
+        yield Part(planned.number, dataset, tuple(ranges), group, reader.plan, planned)
 
 
 _LOOK_S = 0.1
 
 
 class _Follower:
-    """Where this run is. A part that was handed out is not handed out again, committed or not."""
+    """Where this run is. A part that was handed out is not handed out again in the same run, committed or not."""
 
     def __init__(self, rq: RayQueue, topics: list[str], group: str, start: Places, fail_on_data_loss: bool) -> None:
         self._lookup = Lookup(rq)
@@ -90,22 +102,41 @@ class _Follower:
         self._start = start
         self._fail_on_data_loss = fail_on_data_loss
         self._reached: dict[TopicPartition, int] = {}
+        self._again: deque[PlannedPart] | None = None
+        self.plan = Plan(rq, group)
 
     def pin(self) -> None:
         infos = self._lookup.topics(self._topics)
         self._lookup.pin(self._group, _partitions(infos))
 
-    def wait(self, max_records: int | None, wait_ms: int | None) -> list[Range]:
-        """What is new; [] if nothing comes in time."""
+    def wait(self, max_records: int | None, wait_ms: int | None) -> PlannedPart | None:
+        """The next part; None if nothing comes in time."""
+        if self._again is None:
+            infos = self._lookup.topics(self._topics)
+            parts = self.plan.load(self._lookup, infos, fail_on_data_loss=self._fail_on_data_loss)
+            self._find_places(infos)
+            for each in [each for part in parts for each in part.ranges]:
+                self._reached[each.topic_partition] = max(each.end, self._reached[each.topic_partition])
+            self._again = deque(parts)
+        if self._again:
+            return self._again.popleft()
         deadline_s = None if wait_ms is None else time.monotonic() + wait_ms / 1000
         while True:
             ranges = self._next(max_records)
-            if ranges or (deadline_s is not None and time.monotonic() >= deadline_s):
-                return ranges
+            if ranges:
+                return self.plan.add(self._lookup, ranges)
+            if deadline_s is not None and time.monotonic() >= deadline_s:
+                return None
             time.sleep(_LOOK_S)
 
-    def _next(self, max_records: int | None) -> list[Range]:
-        infos = self._lookup.topics(self._topics)  # partitions may have been added
+    def readable(self, part: PlannedPart) -> list[Range]:
+        """What retention has left of it. ``DataLossError`` if some is gone and that matters."""
+        bounds = self._lookup.bounds(each.topic_partition for each in part.ranges)
+        fail = self._fail_on_data_loss
+        return [clip(each, bounds[each.topic_partition], fail_on_data_loss=fail) for each in part.ranges]
+
+    def _find_places(self, infos: Mapping[str, TopicInfo]) -> dict[TopicPartition, Bounds]:
+        """The bounds of all partitions. Where this run is in those that are new to it is known then."""
         bounds = self._lookup.bounds(_partitions(infos))
         fresh = {each: bounds[each] for each in bounds if each not in self._reached}
         if fresh:
@@ -117,6 +148,11 @@ class _Follower:
                 position = positions[each]
                 known = None if position is None or not position.offsets else min(position.offsets.values())
                 self._reached[each] = place if known is None else known
+        return bounds
+
+    def _next(self, max_records: int | None) -> list[Range]:
+        infos = self._lookup.topics(self._topics)  # partitions may have been added
+        bounds = self._find_places(infos)
         backlog = {each: max(0, limits.end - self._reached[each]) for each, limits in bounds.items()}
         taken = share(backlog, sum(backlog.values()) if max_records is None else max_records)
         ranges = []
@@ -125,9 +161,10 @@ class _Follower:
                 first = self._reached[each]
                 whole = Range(each.topic, infos[each.topic].topic_id, each.partition, first, first + count)
                 ranges.append(clip(whole, bounds[each], fail_on_data_loss=self._fail_on_data_loss))
-                self._reached[each] = first + count
+        for each, count in taken.items():
+            self._reached[each] += count
         return ranges
 
 
-def _partitions(infos: dict[str, TopicInfo]) -> list[TopicPartition]:
+def _partitions(infos: Mapping[str, TopicInfo]) -> list[TopicPartition]:
     return [TopicPartition(name, part.number) for name, info in infos.items() for part in info.partitions]

@@ -6,6 +6,8 @@ what the tasks that counted have staged. A task that is retried leaves nothing.
 
 from __future__ import annotations
 
+import hashlib
+import logging
 import secrets
 from collections.abc import Iterable
 from typing import Any
@@ -17,19 +19,37 @@ from rayqueue.bridge.connection import connected, where
 from rayqueue.bridge.lookup import Lookup
 from rayqueue.bridge.publish import Publisher, publish_once
 from rayqueue.bridge.rows import WRITE_COLUMNS, Rows, RowSettings
-from rayqueue.bridge.staging import SHARED, Hold, Piece, StageWriter, ensure_staging
+from rayqueue.bridge.staging import (
+    SHARED,
+    Hold,
+    Piece,
+    StageWriter,
+    batch_hold,
+    ensure_staging,
+    job_hold,
+    staging_ends,
+)
 from rayqueue.client.connection import RayQueue
-from rayqueue.errors import InvalidInputError
-from rayqueue.protocol.topics import check_name
+from rayqueue.data.follow import Part
+from rayqueue.errors import InvalidInputError, RayQueueError
+from rayqueue.protocol.topics import MAX_NAME, check_name
 from rayqueue.records import Compression
+
+_log = logging.getLogger(__name__)
+
+_STAGING = "data-staging."
+_MAX_WRITER = MAX_NAME - len(_STAGING)
 
 
 class TopicSink(Datasink):  # type: ignore[type-arg]
     """Rows with columns value, key, headers, topic, partition, timestamp, lane go to a topic.
 
-    With ``writer`` and ``batch_id`` the same pair is written once, whatever happens to this process and however often
-    it is run again: a pipeline that crashed may be started again from its checkpoint. Without, a job that dies while
-    it publishes may leave some of its rows.
+    With ``part``, the part of ``follow_topic`` of which the rows are made, it is written once, whatever happens to this
+    process and however often it is run again. So is, with ``writer`` and ``batch_id``, an id of your own. An id is
+    skipped only if it is known to be written; if that is forgotten (``BatchForgottenError``), or it was written for
+    other contents (``BatchConflictError``), nothing is written.
+
+    Without, a job that dies while it publishes may leave some of its rows.
     """
 
     def __init__(
@@ -42,8 +62,17 @@ class TopicSink(Datasink):  # type: ignore[type-arg]
         compression: str = "none",
         writer: str | None = None,
         batch_id: int | None = None,
+        part: Part | None = None,
     ) -> None:
-        """``columns``: those to write; the others are left out. Without it, any other column is an error."""
+        """``columns``: those to write; the others are left out. Without it, any other column is an error.
+
+        The writer of parts is their checkpoint, as far as it writes to this topic, unless ``writer`` names another:
+        it must be one of its own for each thing that is made of the same parts.
+        """
+        if part is not None:
+            if batch_id is not None:
+                raise InvalidInputError("a part has an id: give part or batch_id, not both")
+            writer, batch_id = writer or writer_of(part.checkpoint, topic), part.id
         if (writer is None) != (batch_id is None):
             raise InvalidInputError("writer and batch_id belong together: the same pair is written once")
         self._where = where(rq)
@@ -57,21 +86,26 @@ class TopicSink(Datasink):  # type: ignore[type-arg]
         )
         self._writer = None if writer is None else check_name("writer", writer)
         self._batch_id = batch_id
-        self._staging = SHARED if writer is None else f"data-staging.{writer}"
-        self._job = secrets.token_hex(8)
+        self._identity = b"" if part is None else part.identity
+        self._staging = SHARED if writer is None else f"{_STAGING}{writer}"
+        self._token = secrets.token_hex(8)
+        self._floors: tuple[int, ...] = ()
+        self._publishing = False
 
     def get_name(self) -> str:
         return "RayQueue"
 
     def on_write_start(self, schema: Any = None) -> None:
+        rq = connected(self._where)
         if self._writer is not None:
-            self._make_staging(connected(self._where), shared=False)
+            self._make_staging(rq)
+        self._floors = staging_ends(rq, self._staging)
+        self._publishing = False
 
     def write(self, blocks: Iterable[Block], ctx: Any) -> list[Piece]:
         rq = connected(self._where)
         rows = Rows(Lookup(rq).topics([self._topic]), self._settings, seed=ctx.task_idx)
-        before = self._before if self._writer is None else None
-        staged = StageWriter(rq, self._staging, 0, before=before)
+        staged = StageWriter(rq, self._staging, 0, before=self._before)
         for block in blocks:
             table = BlockAccessor.for_block(block).to_arrow()
             if self._columns is not None:
@@ -83,22 +117,45 @@ class TopicSink(Datasink):  # type: ignore[type-arg]
 
     def on_write_complete(self, write_result: WriteResult[list[Piece]]) -> None:
         rq = connected(self._where)
-        pieces = [piece for told in write_result.write_returns for piece in told]
+        pieces = [piece for told in write_result.write_returns for piece in told or ()]
+        self._publishing = True
         if self._writer is not None and self._batch_id is not None:
-            Publisher(rq, self._staging, self._writer).publish(self._batch_id, pieces)
+            self._make_staging(rq)
+            publisher = Publisher(rq, self._staging, self._writer)
+            publisher.publish(self._batch_id, pieces, identity=self._identity, token=self._token)
             return
         publish_once(rq, pieces, self._staging)
-        self._release(rq, pieces)
+        self._hold(rq).release(trim=True)
+
+    def on_write_failed(self, error: Exception) -> None:
+        """Let go of what the tasks have staged, unless it may be decided already: then it is needed."""
+        if self._writer is not None and self._publishing:
+            return
+        try:
+            self._hold(connected(self._where)).release(trim=self._writer is None)
+        except RayQueueError as problem:  # what the job failed of is what its caller should see
+            _log.warning("what a failed job has staged in %s is held for a day: %s", self._staging, problem)
 
     def _before(self, stage: int) -> None:
         rq = connected(self._where)
-        self._make_staging(rq, shared=True)
-        Hold(rq, self._staging, self._job).take(stage)
+        self._make_staging(rq)
+        self._hold(rq).take(stage)
 
-    def _make_staging(self, rq: RayQueue, *, shared: bool) -> None:
-        replication = Lookup(rq).topics([self._topic])[self._topic].settings.replication
-        ensure_staging(rq, self._staging, partitions=1, replication=replication, shared=shared)
+    def _hold(self, rq: RayQueue) -> Hold:
+        name = job_hold(self._token) if self._batch_id is None else batch_hold(self._batch_id, self._token)
+        return Hold(rq, self._staging, name, self._floors)
 
-    def _release(self, rq: RayQueue, pieces: list[Piece]) -> None:
-        if any(piece.stage >= 0 for piece in pieces):
-            Hold(rq, self._staging, self._job).release(1)
+    def _make_staging(self, rq: RayQueue) -> None:
+        def replication() -> int:
+            return Lookup(rq).topics([self._topic])[self._topic].settings.replication
+
+        ensure_staging(rq, self._staging, partitions=1, replication=replication, shared=self._writer is None)
+
+
+def writer_of(checkpoint: str, topic: str) -> str:
+    """The writer of what is made of a checkpoint's parts for a topic."""
+    name = f"{checkpoint}.{topic}"
+    if len(name) <= _MAX_WRITER:
+        return name
+    digest = hashlib.blake2b(name.encode(), digest_size=8).hexdigest()
+    return f"{name[: _MAX_WRITER - len(digest) - 1]}.{digest}"

@@ -150,6 +150,7 @@ class WriteOptions:
     batch_bytes: int = MIB // 2
     exactly_once: bool = True
     writer: str | None = None
+    """None: a stream is its query's, and a job that runs once has none."""
     batch_id: int | None = None
     staging_partitions: int = 1
     inline_bytes: int = INLINE_BYTES
@@ -212,14 +213,8 @@ def write_options(options: Mapping[str, str], *, stream: bool = False) -> WriteO
     if not topics:
         raise InvalidInputError("say where to write: option 'topic', or 'topics' and a column 'topic'", option="topic")
     exactly_once = given.choice("delivery", "exactly_once", "at_least_once") == "exactly_once"
-    writer = given.text("writerId") or (given.text("checkpointLocation") if stream else None)
+    writer = given.text("writerId")
     batch_id = given.number("batchId", least=0)
-    if stream and exactly_once and writer is None:
-        raise InvalidInputError(
-            "set checkpointLocation: it is what tells a repeated micro-batch from a new one (or set writerId, "
-            "or delivery=at_least_once)",
-            option="checkpointLocation",
-        )
     if not stream and (batch_id is None) != (writer is None):
         raise InvalidInputError("writerId and batchId belong together: the same pair is written once", option="batchId")
     compression = given.choice("compression", "none", "lz4", "zstd")

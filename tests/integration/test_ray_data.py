@@ -19,7 +19,7 @@ from rayqueue.client.connection import RayQueue
 from rayqueue.data import TopicSink, follow_topic, read_topic, source
 from rayqueue.data.source import replica_nodes
 from rayqueue.errors import DataLossError, InvalidInputError
-from rayqueue.protocol.calls import GetBounds, GetPosition, Trim
+from rayqueue.protocol.calls import GetBounds, GetGroups, GetPosition, Trim
 from rayqueue.protocol.topics import TopicPartition
 from tests.integration.ray_clusters import ray_cluster
 
@@ -168,6 +168,16 @@ def test_a_write_task_that_is_run_again_leaves_nothing(rq: RayQueue, tmp_path: P
     assert values(rq, "written") == Counter(table.column("value").to_pylist())
     staged = ask(rq, SHARED, 0, GetBounds())
     assert 0 < staged.end == staged.start
+
+    class FailingSink(TopicSink):
+        def write(self, blocks: Any, ctx: Any) -> Any:
+            super().write(blocks, ctx)
+            raise ValueError("failed after it staged")
+
+    with pytest.raises(Exception, match="failed after it staged"):
+        dataset.write_datasink(FailingSink(rq, "written"))
+    assert ask(rq, SHARED, 0, GetGroups()) == {}, "a job that failed holds what it staged"
+    assert values(rq, "written") == Counter(table.column("value").to_pylist())
 
 
 def test_the_same_batch_is_written_once(rq: RayQueue) -> None:

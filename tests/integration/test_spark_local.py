@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import shutil
 import signal
 import threading
 from collections import Counter
@@ -313,6 +314,20 @@ def test_a_stream_that_is_started_again_goes_on_where_it_ended(
     for number in range(3):
         position = ask(rq, "in", number, GetPosition(group="mirror"))
         assert (position.offsets[0], position.pinned) == (ask(rq, "in", number, GetBounds()).end, True)
+
+
+def test_a_wiped_checkpoint_is_another_writer(rq: RayQueue, spark: SparkSession, tmp_path: Path) -> None:
+    """Same path, same batch ids: Spark reads all again, and the sink must not take it for what it has."""
+    for name in ("wiped-in", "wiped-out"):
+        rq.create_topic(name, partitions=1, replication=1)
+    sent = [b"%d" % n for n in range(100)]
+    with rq.producer() as producer:
+        producer.send_many("wiped-in", sent).result(30_000)
+    for runs in (1, 2):
+        for _ in range(2):
+            finish(start(spark, "wiped-in", "wiped-out", tmp_path / "checkpoint"))
+        assert values(rq, "wiped-out") == Counter(sent * runs)
+        shutil.rmtree(tmp_path / "checkpoint")
 
 
 def test_what_retention_took_is_an_error_unless_it_is_allowed(

@@ -8,12 +8,13 @@ request: from then on nothing it does has an effect, until ``revive``.
 from __future__ import annotations
 
 import asyncio
+from itertools import count
 from typing import Any
 
 from rayqueue.client.io import IoThread
 from rayqueue.client.routing import same_topic
 from rayqueue.config import Settings
-from rayqueue.errors import ClosedError, RayQueueError, UnknownTopicError
+from rayqueue.errors import RayQueueError, UnknownTopicError
 from rayqueue.partition import Admission, Appended, PartitionSettings
 from rayqueue.partition.commands import commit_command, forget_group_command, pin_command, trim_command
 from rayqueue.partition.reader import offset_for_time, read, read_lanes
@@ -24,8 +25,10 @@ from rayqueue.protocol.topics import PartitionInfo, TopicInfo, TopicPartition, T
 from rayqueue.records import Record, RecordBatch
 from tests.unit.partition_log import Log
 
+_numbers = count()
 
-class Killed(ClosedError):  # noqa: N818  # not an error of ours
+
+class Killed(RayQueueError):  # noqa: N818  # not an error of ours
     """The driver died here."""
 
 
@@ -34,7 +37,7 @@ class MemoryQueue:
 
     def __init__(self) -> None:
         self.settings = Settings(client={"retry_min_ms": 1, "retry_max_ms": 2})
-        self.namespace = f"memory-{id(self)}"
+        self.namespace = f"memory-{next(_numbers)}"
         self.io = IoThread.shared()
         self.infos: dict[str, TopicInfo] = {}
         self.partitions: dict[TopicPartition, MemoryPartition] = {}
@@ -60,6 +63,10 @@ class MemoryQueue:
             self.partitions[TopicPartition(name, number)] = MemoryPartition(self, made)
         return info
 
+    def delete_topic(self, name: str) -> None:
+        for part in self.infos.pop(name).partitions:
+            del self.partitions[TopicPartition(name, part.number)]
+
     def add_partition(self, name: str) -> None:
         info = self.infos[name]
         number = len(info.partitions)
@@ -73,6 +80,11 @@ class MemoryQueue:
         for number in range(len(self.infos[topic].partitions)):
             found += self.partitions[TopicPartition(topic, number)].records(topic, number)
         return found
+
+    def ends(self, topic: str) -> list[int]:
+        """Of its partitions."""
+        numbers = range(len(self.infos[topic].partitions))
+        return [self.partitions[TopicPartition(topic, number)].log.partition.next_offset for number in numbers]
 
     def append(self, topic: str, partition: int, *values: bytes, **fields: Any) -> None:
         """As another producer, whatever happens to the driver."""
@@ -190,6 +202,9 @@ class MemoryChannel:
             answer.set_exception(error)
         return answer
 
+    async def call(self, call: calls.Call, **_: Any) -> Any:
+        return self._queue.step(lambda: self._partition.call(call))
+
     def fetch(self, request: FetchRequest) -> asyncio.Future[FetchAnswer]:
         answer: asyncio.Future[FetchAnswer] = asyncio.get_running_loop().create_future()
         try:
@@ -244,5 +259,11 @@ class MemoryCoordinator:
         self._queue = queue
 
     async def call(self, call: calls.Call, **_: Any) -> Any:
+        queue = self._queue
+        if isinstance(call, calls.GetTopics):
+            names = call.names or ()
+            return queue.step(
+                lambda: calls.Topics(1, tuple(queue.infos[name] for name in names if name in queue.infos))
+            )
         assert isinstance(call, calls.NewProducerIds)
-        return self._queue.step(lambda: self._queue.new_producer_ids(call.count))
+        return queue.step(lambda: queue.new_producer_ids(call.count))

@@ -8,52 +8,27 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from rayqueue.bridge.journal import producer_id_of
 from rayqueue.bridge.lookup import Lookup
-from rayqueue.bridge.publish import DirectWriter, Publisher, producer_id_of, publish_once
+from rayqueue.bridge.publish import DirectWriter, publish_once
 from rayqueue.bridge.rows import Rows, RowSettings
-from rayqueue.bridge.staging import SHARED, Hold, Piece, StageWriter, ensure_staging
-from rayqueue.errors import BridgeError, LeadershipLostError, NotLeaderError, StaleWriterError
+from rayqueue.bridge.staging import Piece
+from rayqueue.errors import BridgeError, LeadershipLostError, NotLeaderError, StagedDataLostError, StaleWriterError
 from rayqueue.protocol.calls import Trim
 from rayqueue.protocol.topics import TopicPartition
+from tests.unit.bridge_jobs import STAGING, found, make_queue, publisher, stage, values_of
 from tests.unit.queue_in_memory import Killed, MemoryQueue
-
-STAGING = "spark-staging.q"
 
 
 @pytest.fixture
 def queue() -> MemoryQueue:
-    made = MemoryQueue()
-    made.create_topic("out", partitions=3, lanes=2)
-    made.create_topic(STAGING, partitions=1)
-    return made
-
-
-def stage(queue: Any, values: list[bytes], *, inline_bytes: int = 0, batch_bytes: int = 400, **columns: Any) -> Any:
-    """What a task does with these rows."""
-    rows = Rows(Lookup(queue).topics(["out"]), RowSettings(topic="out", batch_bytes=batch_bytes))
-    writer = StageWriter(queue, STAGING, 0, inline_bytes=inline_bytes)
-    table = pa.record_batch({"value": pa.array(values, pa.binary()), **columns})
-    for start in range(0, len(values), 10):
-        writer.add(rows.add(table.slice(start, 10)))
-    writer.add(rows.finish())
-    return writer.finish()
-
-
-def values_of(batch_id: int, run: int = 0, count: int = 40) -> list[bytes]:
-    """Another run of the same batch has other rows: nothing says that a query is deterministic."""
-    return [f"batch {batch_id} run {run} row {row:03}".encode() for row in range(count)]
-
-
-def found(queue: MemoryQueue) -> Counter[bytes | None]:
-    return Counter(record.value for record in queue.records("out"))
+    return make_queue()
 
 
 def torn_queue() -> Any:
     """A queue whose driver died in the middle of copying batch 1, after batch 0."""
     for at in range(1, 100):
-        queue: Any = MemoryQueue()
-        queue.create_topic("out", partitions=3, lanes=2)
-        queue.create_topic(STAGING, partitions=1)
+        queue: Any = make_queue()
         writer = publisher(queue)
         writer.publish(0, stage(queue, values_of(0)))
         pieces = stage(queue, values_of(1))
@@ -65,10 +40,6 @@ def torn_queue() -> Any:
         if 40 < sum(found(queue).values()) < 80:
             return queue
     raise AssertionError("no copy was torn")
-
-
-def publisher(queue: Any) -> Publisher:
-    return Publisher(queue, STAGING, "the checkpoint")
 
 
 @pytest.mark.parametrize("inline_bytes", [0, 1_000_000])
@@ -105,14 +76,6 @@ def test_a_repeated_commit_changes_nothing(queue: Any) -> None:
     assert found(queue) == Counter(values_of(0))
 
 
-def test_an_older_batch_changes_nothing(queue: Any) -> None:
-    writer = publisher(queue)
-    for batch_id in (4, 5):
-        writer.publish(batch_id, stage(queue, values_of(batch_id)))
-    publisher(queue).publish(4, stage(queue, values_of(4, run=1)))
-    assert found(queue) == Counter(values_of(4) + values_of(5))
-
-
 def test_a_batch_without_rows(queue: Any) -> None:
     writer = publisher(queue)
     for batch_id in range(3):
@@ -128,9 +91,7 @@ def test_a_driver_that_dies_at_any_request(inline_bytes: int, carried_out: bool)
     torn = 0
     while True:
         at += 1
-        queue: Any = MemoryQueue()
-        queue.create_topic("out", partitions=3, lanes=2)
-        queue.create_topic(STAGING, partitions=1)
+        queue: Any = make_queue()
         writer = publisher(queue)
         for batch_id in (0, 1):
             writer.publish(batch_id, stage(queue, values_of(batch_id)))
@@ -213,7 +174,7 @@ def test_a_driver_that_was_overtaken_changes_nothing(queue: Any) -> None:
 def test_a_copy_by_a_driver_that_was_overtaken_is_refused(queue: Any) -> None:
     old, new = publisher(queue), publisher(queue)
     old.publish(0, stage(queue, values_of(0)))
-    stuck = old._last
+    stuck = old._journal.last
     assert stuck is not None
     for batch_id in (0, 1):
         new.publish(batch_id, stage(queue, values_of(batch_id, run=1)))
@@ -221,14 +182,6 @@ def test_a_copy_by_a_driver_that_was_overtaken_is_refused(queue: Any) -> None:
     with pytest.raises(StaleWriterError):  # it was paused in the middle of batch 0's copy, and wakes up now
         queue.io.call(old._carry_out(stuck, resume=True))
     assert found(queue) == before
-
-
-def test_a_writer_whose_staging_topic_was_changed_under_it(queue: Any) -> None:
-    writer = publisher(queue)
-    writer.publish(0, stage(queue, values_of(0)))
-    queue.partitions[TopicPartition(STAGING, 0)].forget_producers()
-    with pytest.raises(StaleWriterError, match="not the one"):
-        writer.publish(1, stage(queue, values_of(1)))
 
 
 def test_lost_leaders_on_the_way(queue: Any) -> None:
@@ -282,33 +235,7 @@ def test_direct_writes(queue: Any) -> None:
     assert found(queue) == Counter(values_of(0))
 
 
-def test_a_job_trims_what_nobody_holds(queue: Any) -> None:
-    ensure_staging(queue, SHARED, partitions=1, replication=1, shared=True)
-    log = queue.partitions[TopicPartition(SHARED, 0)].log.partition
-    first, second = Hold(queue, SHARED, "a"), Hold(queue, SHARED, "b")
-    first.take(0)
-    queue.append(SHARED, 0, b"of a")
-    second.take(0)
-    queue.append(SHARED, 0, b"of b")
-    first.release(1)
-    assert (log.start_offset, log.next_offset) == (1, 2)
-    second.release(1)
-    assert log.start_offset == log.next_offset == 2
-    assert log.positions() == {}
-
-
-def test_holds_of_jobs_that_died_long_ago_are_forgotten(queue: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    ensure_staging(queue, SHARED, partitions=1, replication=1, shared=True)
-    log = queue.partitions[TopicPartition(SHARED, 0)].log.partition
-    monkeypatch.setattr("time.time", lambda: 1_000.0)
-    Hold(queue, SHARED, "dead").take(0)
-    monkeypatch.undo()
-    queue.append(SHARED, 0, b"left")
-    Hold(queue, SHARED, "next").release(1)
-    assert log.start_offset == 1
-
-
 def test_a_staged_batch_that_is_gone_is_an_error(queue: Any) -> None:
     queue.append(STAGING, 0, b"x", b"y")
-    with pytest.raises(BridgeError, match="not in"):
+    with pytest.raises(StagedDataLostError, match="not in"):
         publish_once(queue, [Piece("out", 0, 0, 1, 0, 1)], STAGING)

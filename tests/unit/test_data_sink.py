@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from functools import partial
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 pytest.importorskip("pandas", reason="Ray Data needs pandas: scripts/setup installs the extra 'spark'")
 
+from ray.data.datasource import WriteResult
+
 from rayqueue.bridge.frame import SCHEMA
-from rayqueue.bridge.places import EARLIEST, Places
 from rayqueue.bridge.ranges import Range
 from rayqueue.bridge.scan import ScanSettings
-from rayqueue.data.follow import _Follower
+from rayqueue.bridge.staging import SHARED, StageWriter
+from rayqueue.data import TopicSink, sink
 from rayqueue.data.source import TopicDatasource, _by_node
 from rayqueue.protocol.topics import TopicPartition
-from tests.unit.queue_in_memory import MemoryQueue
+from tests.unit.queue_in_memory import Killed, MemoryQueue
 
 
 def test_tasks_are_ranges() -> None:
@@ -35,23 +40,69 @@ def test_what_is_read_is_shared_by_the_nodes_that_have_it(monkeypatch: pytest.Mo
     assert _by_node(rq, pieces, place=False) == {None: pieces}
 
 
-def test_following(monkeypatch: pytest.MonkeyPatch) -> None:
-    queue: Any = MemoryQueue()
-    queue.create_topic("t", partitions=2)
-    queue.append("t", 0, *[b"x"] * 10)
+# -- writing ----------------------------------------------------------------------------------
 
-    def follower() -> _Follower:
-        return _Follower(queue, ["t"], "g", Places(EARLIEST), True)
 
-    def told(ranges: list[Range]) -> list[tuple[int, int, int]]:
-        return [(each.partition, each.start, each.end) for each in ranges]
+class Context:
+    task_idx = 0
 
-    first = follower()
-    assert told(first.wait(4, 0)) == [(0, 0, 4)]
-    assert told(first.wait(None, 0)) == [(0, 4, 10)]
-    assert first.wait(None, 0) == []
-    first._lookup.commit("g", {TopicPartition("t", 0): 4}, {"t": 1})
-    queue.add_partition("t")
-    queue.append("t", 2, b"new")
-    assert told(first.wait(None, 0)) == [(2, 0, 1)]
-    assert told(follower().wait(None, 0)) == [(0, 4, 10), (2, 0, 1)]
+
+@pytest.fixture
+def out(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A queue that the sink finds wherever it looks for it."""
+    made = MemoryQueue()
+    made.create_topic("out", partitions=2)
+    monkeypatch.setattr(sink, "where", lambda rq: rq)
+    monkeypatch.setattr(sink, "connected", lambda place: place)
+    monkeypatch.setattr(sink, "StageWriter", partial(StageWriter, inline_bytes=0))
+    return made
+
+
+def job(made: TopicSink, values: list[str], *, tasks: int = 2) -> None:
+    """As Ray Data runs it, without a failure."""
+    made.on_write_start()
+    told = [made.write([pa.table({"value": values})], Context()) for _ in range(tasks)]
+    made.on_write_complete(WriteResult(num_rows=0, size_bytes=0, write_returns=told))
+
+
+def held(queue: Any, topic: str) -> list[str]:
+    return [name for name in queue.partitions[TopicPartition(topic, 0)].log.partition.positions() if "." in name]
+
+
+def test_a_job_that_fails_lets_go_at_once(out: Any) -> None:
+    for named in ({}, {"writer": "w", "batch_id": 4}):
+        made = TopicSink(out, "out", **named)  # type: ignore[arg-type]
+        made.on_write_start()
+        for _ in range(50):
+            made.write([pa.table({"value": ["staged"]})], Context())
+        topic = "data-staging.w" if named else SHARED
+        assert len(held(out, topic)) == 1, "a hold for all tasks of a job"
+        made.on_write_failed(RuntimeError("a task failed"))
+        assert held(out, topic) == []
+    assert not out.records("out")
+
+
+def test_a_batch_that_may_be_decided_stays_held(out: Any) -> None:
+    """``on_write_complete`` dies after the decision: what it tells of must stay for whoever carries it out."""
+    for at in range(1, 60):
+        made = TopicSink(out, "out", writer="w", batch_id=at)
+        made.on_write_start()
+        told = [made.write([pa.table({"value": [f"batch {at}"]})], Context())]
+        out.revive()
+        out.kill_at = (at, True)
+        try:
+            made.on_write_complete(WriteResult(num_rows=0, size_bytes=0, write_returns=told))
+        except Killed as error:
+            out.revive()
+            made.on_write_failed(error)
+        out.revive()
+        job(TopicSink(out, "out", writer="w", batch_id=1000 + at), [f"other {at}"], tasks=1)
+        job(TopicSink(out, "out", writer="w", batch_id=at), [f"batch {at}"], tasks=1)
+    wanted = {b"batch %d" % at: 1 for at in range(1, 60)} | {b"other %d" % at: 1 for at in range(1, 60)}
+    assert Counter(record.value for record in out.records("out")) == wanted
+
+
+def test_ids_of_a_writer_come_in_any_order(out: Any) -> None:
+    for batch_id in (4, 6, 5, 4, 5, 6):
+        job(TopicSink(out, "out", writer="w", batch_id=batch_id), [f"batch {batch_id}"], tasks=1)
+    assert sorted(record.value for record in out.records("out")) == [b"batch 4", b"batch 5", b"batch 6"]
