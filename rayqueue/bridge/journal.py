@@ -29,7 +29,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from rayqueue.bridge.append import append_once
+from rayqueue.bridge.append import Written, append_once
 from rayqueue.bridge.ledger import Ledger, ledger_of_old
 from rayqueue.bridge.lookup import asked, route_to
 from rayqueue.bridge.ranges import Range
@@ -41,7 +41,6 @@ from rayqueue.errors import (
     BridgeError,
     DataLossError,
     InvalidInputError,
-    InvariantBrokenError,
     ProducerFencedError,
     SequenceGapError,
 )
@@ -102,6 +101,7 @@ class Journal:
         self.last: Decided | None = None
         self.done = -1
         """The number of the last decision that is known to be carried out."""
+        self._noted: int | None = None
         self.loaded = False
 
     @property
@@ -118,7 +118,7 @@ class Journal:
             self.topic_id = (await self._rq.routes.topic(self._place.topic, refresh=True)).topic_id
             self.producer_id = producer_id_of(self.topic_id, self._writer)
         for _ in range(_ATTEMPTS):
-            noted = await self.look_done()
+            noted = self._noted = await self.look_done()
             bounds: Bounds = await self._ask(GetBounds())
             if self.last is not None and self.last.offset < max(noted or 0, bounds.start):
                 self.last = None  # numbers go on from what is noted
@@ -149,27 +149,25 @@ class Journal:
         number = 0 if last is None else last.number + 1
         epoch, sequence = (0, 0) if last is None else (last.epoch, last.sequence + 1)
         decision = msgspec.structs.replace(decision, number=number)
-        client = self._rq.settings.client
         try:
-            written = await append_once(self.route, self._encoded(decision, epoch, sequence), client)
-        except SequenceGapError as gap:
-            if gap.details.get("expected") or not sequence:
-                raise
-            epoch, sequence = epoch + 1, 0  # it has forgotten this producer
-            written = await append_once(self.route, self._encoded(decision, epoch, sequence), client)
+            try:
+                written = await self._append(decision, epoch, sequence)
+            except SequenceGapError as gap:
+                if gap.details.get("expected") or not sequence:
+                    raise
+                epoch, sequence = epoch + 1, 0  # it has forgotten this producer
+                written = await self._append(decision, epoch, sequence)
         except ProducerFencedError:
             await self.load(whole=True)  # another driver has begun another epoch
             return None
-        if not written.duplicate and (sequence or not epoch):
-            if written.base_offset is None:
-                raise InvariantBrokenError("a batch that was written has no offset")
+        if sequence and not written.duplicate and written.base_offset is not None:
             self.last = Decided(number, written.base_offset, epoch, sequence, decision)
             return self.last
-        if not written.duplicate or written.base_offset is None:
-            await self.load(whole=True)
-        else:
+        if written.duplicate and written.base_offset is not None:
             # Spark commits in whichever of its Python processes is free: what the others decide is not known here.
             await self._follow(written.base_offset)
+        else:
+            await self.load(whole=True)
         return self.last if self.last is not None and self.last.decision.token == decision.token else None
 
     async def _follow(self, offset: int) -> None:
@@ -187,14 +185,15 @@ class Journal:
     async def route(self) -> GroupRoute:
         return await route_to(self._rq, self._place, self.topic_id)
 
-    def _encoded(self, decision: Decision, epoch: int, sequence: int) -> bytes:
-        return RecordBatch.encode(
+    async def _append(self, decision: Decision, epoch: int, sequence: int) -> Written:
+        payload = RecordBatch.encode(
             [msgspec.msgpack.encode(decision)],
             timestamps=int(time.time() * 1000),
             producer_id=self.producer_id,
             epoch=epoch,
             sequence=sequence,
         )
+        return await append_once(self.route, payload, self._rq.settings.client)
 
     async def _read(self, start: int, end: int) -> None:
         wanted = Range(self._place.topic, self.topic_id, JOURNAL, start, end)
@@ -206,6 +205,8 @@ class Journal:
             number = header.sequence if decision.number < 0 else decision.number
             if self.last is None or number == self.last.number + 1:
                 self.last = Decided(number, batch.base_offset, header.epoch, header.sequence, decision)
+                if batch.base_offset == self._noted:
+                    self.done = max(self.done, number)  # whatever a driver that was late has noted there since
 
 
 def producer_id_of(*identity: str | int) -> int:

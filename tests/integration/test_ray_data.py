@@ -132,6 +132,32 @@ def test_a_run_goes_on_where_the_last_one_ended(rq: RayQueue) -> None:
     assert rq.group("nightly").lag == 0
 
 
+def test_a_part_is_written_once_though_its_run_dies_and_the_topic_grows(rq: RayQueue) -> None:
+    for name in ("grown", "grown-copies"):
+        rq.create_topic(name, partitions=1, replication=1)
+
+    def send(first: int, count: int) -> None:
+        with rq.producer() as producer:
+            producer.send_many("grown", [b"%d" % n for n in range(first, first + count)]).result(60_000)
+
+    def run(*, commit: bool = True) -> list[tuple[int, int]]:
+        seen = []
+        for part in follow_topic(rq, "grown", checkpoint="grown", columns=["value"]):
+            part.dataset.write_datasink(TopicSink(rq, "grown-copies", part=part))
+            seen.append((part.id, len(part)))
+            if not commit:
+                break
+            part.commit()
+        return seen
+
+    send(0, 100)
+    assert run(commit=False) == [(0, 100)]  # dies between the two
+    send(100, 50)
+    assert run() == [(0, 100), (1, 50)]
+    assert run() == []
+    assert values(rq, "grown-copies") == Counter(b"%d" % n for n in range(150))
+
+
 def test_what_retention_took(rq: RayQueue) -> None:
     rq.create_topic("short", partitions=1, replication=1)
     with rq.producer() as producer:

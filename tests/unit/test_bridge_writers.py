@@ -182,6 +182,36 @@ def test_two_drivers_that_go_on_after_the_journal_has_forgotten(queue: Any) -> N
     assert found(queue) == written(0, 1, 2)
 
 
+def test_a_driver_that_has_seen_an_empty_journal_and_wakes_when_it_is_forgotten(queue: Any) -> None:
+    old, new = publisher(queue), publisher(queue)
+    queue.io.call(old._journal.load())
+    for batch_id in (0, 1):
+        new.publish(batch_id, stage(queue, values_of(batch_id)))
+    queue.partitions[JOURNAL].forget_producers()
+    for batch_id in (0, 1, 2):
+        old.publish(batch_id, stage(queue, values_of(batch_id, run=1)))
+        queue.partitions[JOURNAL].forget_producers()
+    publisher(queue).publish(2, [])
+    assert found(queue) == written(0, 1) + written(2, run=1)
+
+
+def test_a_driver_that_notes_late_what_it_has_done(queue: Any) -> None:
+    """What another one has done since stays done, also when nobody could find out whether it is."""
+    old, new = publisher(queue), publisher(queue)
+    old.publish(0, stage(queue, values_of(0)))
+    late = old._journal.last
+    assert late is not None
+    new.publish(1, stage(queue, values_of(1)))
+    queue.io.call(old._journal.note_done(late))
+    for number in range(3):
+        partition = queue.partitions[TopicPartition("out", number)]
+        partition.forget_producers()
+        partition.call(Trim(before=partition.log.partition.next_offset))
+    assert not publisher(queue).publish(1, [])
+    assert publisher(queue).publish(2, stage(queue, values_of(2)))
+    assert found(queue) == written(2)
+
+
 # -- overlapping runs ---------------------------------------------------------------------------------
 
 
