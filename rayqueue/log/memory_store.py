@@ -16,6 +16,8 @@ For the simulator, on the disk:
   is not outdated yet. What it raises is a crash that nobody was told about.
 - ``wal.before_write`` is the same for the write-ahead file; to tear a write,
   it puts some of the sectors into ``content`` and raises.
+- ``rot_entry`` and ``rot_row`` flip a bit of what is stored, below the checksums
+  of ``rayqueue.log.lmdb_codec``, which then find it as they do for LMDB.
 - ``MemoryDisk.apply`` applies one operation, ``store.unsynced`` lists those
   that a crash would lose; so a test can model a disk that keeps some of them.
 """
@@ -32,6 +34,14 @@ from msgspec.structs import replace
 from rayqueue.errors import DamagedLogError, ReplicaClosedError
 from rayqueue.ids import GroupId, Index, NodeId, Term
 from rayqueue.log.buffer import BufferedStore
+from rayqueue.log.lmdb_codec import (
+    ENTRIES,
+    decode_entry,
+    decode_entry_header,
+    decode_row,
+    encode_entry,
+    encode_row,
+)
 from rayqueue.log.ops import (
     EMPTY_STATE,
     Append,
@@ -111,6 +121,7 @@ class MemoryDisk:
         self.before_commit: Callable[[], None] | None = None
         self.after_commit: Callable[[], None] | None = None
         self.readers = 0
+        self._rotten: dict[tuple[bytes, bytes], bytes] = {}
 
     def copy(self) -> MemoryDisk:
         """An image of its own, for a test."""
@@ -123,6 +134,7 @@ class MemoryDisk:
         twin = MemoryDisk(0)
         twin.wal, twin.txn_id = self.wal, self.txn_id
         twin.before_commit, twin.after_commit = self.before_commit, self.after_commit
+        twin._rotten = self._rotten.copy()
         twin.entries = self.entries.copy()
         twin.tables = {table: rows.copy() for table, rows in self.tables.items()}
         twin.checkpoints = self.checkpoints.copy()
@@ -133,16 +145,14 @@ class MemoryDisk:
         return twin
 
     def state(self) -> LogState:
-        last = self.entries.get(self.last_index)
-        if last is None and self.last_index > self.base_index:
-            raise DamagedLogError(f"entry {self.last_index} is missing", index=self.last_index)
+        empty = self.last_index == self.base_index
         return LogState(
             hard=self.hard,
             applied=self.applied,
             base_index=self.base_index,
             base_term=self.base_term,
             last_index=self.last_index,
-            last_term=self.base_term if last is None or self.last_index == self.base_index else last.term,
+            last_term=self.base_term if empty else self.read_term(self.last_index),
             freed=self.freed,
         )
 
@@ -164,8 +174,10 @@ class MemoryDisk:
                 self.applied = index
             case Put(table, key, value):
                 self.tables[table].put(key, value)
+                self._rotten.pop((table.value, key), None)
             case Delete(table, key):
                 self.tables[table].remove(key)
+                self._rotten.pop((table.value, key), None)
             case SaveCheckpoint(checkpoint):
                 self.checkpoints[checkpoint.index] = checkpoint
             case MoveBase(index, term):
@@ -180,6 +192,7 @@ class MemoryDisk:
 
     def _install(self, checkpoint: Checkpoint) -> None:
         self.entries = {}
+        self._rotten = {}
         self.payload_bytes = 0
         self.tables = {table: SortedRows() for table in Table}
         self.tables[Table.MEMBERS].put(index_key(checkpoint.index), checkpoint.members)
@@ -192,11 +205,54 @@ class MemoryDisk:
         entry = self.entries.pop(index, None)
         if entry is not None:
             self.payload_bytes -= len(entry.payload)
+            self._rotten.pop((ENTRIES, index_key(index)), None)
+
+    # -- bits that flip, as on the LMDB store's disk ------------------------------------------
+
+    def rot_entry(self, index: Index, bit: int) -> None:
+        """Flip one bit of a stored entry: of what the LMDB store would have written."""
+        self._rot(ENTRIES, index_key(index), encode_entry(self.entries[index]), bit)
+
+    def rot_row(self, table: Table, key: bytes, bit: int) -> None:
+        self._rot(table.value, key, encode_row(table.value, key, self.tables[table][key]), bit)
+
+    def _rot(self, space: bytes, key: bytes, stored: bytes, bit: int) -> None:
+        flipped = bytearray(self._rotten.get((space, key), stored))
+        flipped[bit // 8 % len(flipped)] ^= 1 << bit % 8
+        self._rotten[space, key] = bytes(flipped)
+
+    # -- reading --------------------------------------------------------------------------------
+
+    def read_row(self, table: Table, key: bytes) -> bytes | None:
+        rotten = self._rotten.get((table.value, key)) if self._rotten else None
+        return self.tables[table].get(key) if rotten is None else decode_row(table.value, key, memoryview(rotten))
+
+    def read_rows(
+        self, table: Table, start: bytes, stop: bytes | None, reverse: bool, limit: int | None = None
+    ) -> list[tuple[bytes, bytes]]:
+        rows = self.tables[table].range(start, stop, reverse, limit)
+        if self._rotten:
+            for key, _ in rows:
+                self.read_row(table, key)
+        return rows
+
+    def read_term(self, index: Index) -> Term:
+        """An entry's term, without a look at its payload."""
+        rotten = self._rotten.get((ENTRIES, index_key(index))) if self._rotten else None
+        if rotten is not None:
+            return decode_entry_header(index, memoryview(rotten))[0]
+        entry = self.entries.get(index)
+        if entry is None:
+            raise DamagedLogError(f"entry {index} is missing", index=index)
+        return entry.term
 
     def read_entry(self, index: Index) -> Entry:
         """The verified entry of the log."""
         if not self.base_index < index <= self.last_index:
             raise KeyError(index)
+        rotten = self._rotten.get((ENTRIES, index_key(index))) if self._rotten else None
+        if rotten is not None:
+            return decode_entry(index, memoryview(rotten))
         entry = self.entries.get(index)
         if entry is None:
             raise DamagedLogError(f"entry {index} is missing", index=index)
@@ -220,12 +276,12 @@ class MemorySnapshot:
         return self._open_disk().read_entry(index)
 
     def get(self, table: Table, key: bytes) -> bytes | None:
-        return self._open_disk().tables[table].get(key)
+        return self._open_disk().read_row(table, key)
 
     def scan(
         self, table: Table, start: bytes = b"", stop: bytes | None = None, *, reverse: bool = False
     ) -> Iterator[tuple[bytes, bytes]]:
-        for row in self._open_disk().tables[table].range(start, stop, reverse):
+        for row in self._open_disk().read_rows(table, start, stop, reverse):
             self._open_disk()
             yield row
 
@@ -282,7 +338,7 @@ class MemoryStore(BufferedStore):
         return self.disk.txn_id
 
     def _disk_term(self, index: Index) -> Term:
-        return self.disk.read_entry(index).term
+        return self.disk.read_term(index)
 
     def _disk_entries(self, first: Index, last: Index, max_bytes: int) -> list[Entry]:
         found: list[Entry] = []
@@ -295,12 +351,12 @@ class MemoryStore(BufferedStore):
         return found
 
     def _disk_get(self, table: Table, key: bytes) -> bytes | None:
-        return self.disk.tables[table].get(key)
+        return self.disk.read_row(table, key)
 
     def _disk_rows(
         self, table: Table, start: bytes, stop: bytes | None, reverse: bool, limit: int
     ) -> list[tuple[bytes, bytes]]:
-        return self.disk.tables[table].range(start, stop, reverse, limit)
+        return self.disk.read_rows(table, start, stop, reverse, limit)
 
     def _disk_checkpoint(self, index: Index) -> Checkpoint:
         return self.disk.checkpoints[index]

@@ -4,6 +4,8 @@ While it runs:
 - one leader per term, and it holds everything that was committed before that term;
 - an entry that one replica committed at an index is the one that every replica commits there;
 - an acknowledged batch is on the disk of a majority of the voters at that moment;
+- a reader, of any replica, gets the committed batches, without a gap, and nothing else (``readers``);
+- a replica that knows that its disk is damaged does not lead;
 - a confirmed leader knows everything that was acknowledged before it was asked.
 
 After healing:
@@ -14,8 +16,11 @@ After healing:
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar
 
 from rayqueue.errors import DamagedLogError
 from rayqueue.ids import GroupId, Index, NodeId, Term
@@ -23,7 +28,8 @@ from rayqueue.log.memory_store import MemoryStore
 from rayqueue.log.ops import Append
 from rayqueue.log.store import Entry, Table
 from rayqueue.log.wal import Wal
-from rayqueue.partition import Appended, Partition
+from rayqueue.partition import Appended, Fetched, Partition, PartitionSettings
+from rayqueue.protocol.data import ANY_LANE, Cursor
 from rayqueue.raft.members import Members
 from rayqueue.records import BatchHeader
 from tests.sim.invariants import BrokenError, Invariant
@@ -31,6 +37,9 @@ from tests.sim.invariants import BrokenError, Invariant
 if TYPE_CHECKING:
     from tests.sim.node import EngineNode, SimNode
     from tests.sim.world import World
+
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +78,20 @@ class OnDisk:
         return known[1]
 
 
+def _undamaged(node: EngineNode, look: Callable[[], T], otherwise: T) -> T:
+    """What the replica has there; ``otherwise`` if that bit of its disk flipped, which is not for us to notice."""
+    try:
+        return look()
+    except DamagedLogError:
+        if not node.is_spoiled:
+            raise
+        return otherwise
+
+
+def _has(store: MemoryStore, entry: Entry) -> bool:
+    return store.term_at(entry.index) == entry.term
+
+
 class LogChecker:
     """What holds of every group's log, whatever it means."""
 
@@ -95,7 +118,9 @@ class LogChecker:
         term, store = node.engine.term, node.disk
         for index in range(store.base_index + 1, self.last_committed + 1):
             known = self.committed.get(Index(index))
-            if known is not None and self.committed_in[known.index] < term and store.term_at(known.index) != known.term:
+            if known is None or self.committed_in[known.index] >= term:
+                continue
+            if not _undamaged(node, partial(_has, store, known), True):
                 raise BrokenError(
                     Invariant.LEADER_COMPLETENESS,
                     f"{node.node_id} leads term {term} and lacks entry {index} of term {known.term}, "
@@ -109,7 +134,9 @@ class LogChecker:
             node.checked_commit = engine.commit  # it restarted with an older hint
         index = Index(max(node.checked_commit, store.base_index) + 1)
         while index <= engine.commit:
-            entry = store.entry(index)
+            entry: Entry | None = _undamaged(node, partial(store.entry, index), None)
+            if entry is None:
+                break
             known = self.committed.setdefault(index, entry)
             self.committed_in.setdefault(index, engine.term)
             if (known.term, known.crc) != (entry.term, entry.crc):
@@ -122,6 +149,54 @@ class LogChecker:
         self.last_committed = max(self.last_committed, engine.commit)
 
 
+class ReadChecker:
+    """The batches of the committed log, from a machine beside the replicas', and what readers are told of them."""
+
+    def __init__(self, settings: PartitionSettings) -> None:
+        self.store = MemoryStore(GroupId("sim-0"), NodeId("reference"))
+        self.machine = Partition(self.store, settings)
+        self.applied = Index(0)
+        self.batches: list[Fetched] = []
+        self.lane_ends: dict[int, int] = {}
+        self._bases: list[int] = []
+        self._lanes: list[int] = []
+
+    def apply(self, committed: Mapping[Index, Entry]) -> None:
+        while (entry := committed.get(Index(self.applied + 1))) is not None:
+            self.applied = entry.index
+            self.store.append([entry])
+            if entry.payload[0] < 4:
+                continue
+            result = self.machine.apply(entry.index, entry.payload)
+            if isinstance(result, Appended) and not result.duplicate:
+                lane = BatchHeader.parse(entry.payload).lane if self.machine.settings.lanes > 1 else 0
+                self.batches.append(Fetched(result.base_offset, result.count, entry.payload))
+                self._bases.append(result.base_offset)
+                self._lanes.append(lane)
+                self.lane_ends[lane] = result.base_offset + result.count
+
+    def lane_of(self, base_offset: int) -> int:
+        return self._lanes[bisect_left(self._bases, base_offset)]
+
+    def check(self, node: EngineNode, cursors: Sequence[Cursor], found: Sequence[Fetched]) -> None:
+        """Of each lane that was asked for, the next batches after its cursor and no others."""
+        left = list(found)
+        for lane, offset in cursors:
+            at = max(bisect_right(self._bases, offset) - 1, 0)
+            expected = [
+                batch
+                for batch, its_lane in zip(self.batches[at:], self._lanes[at:], strict=True)
+                if lane in (ANY_LANE, its_lane) and batch.base_offset + batch.count > offset
+            ]
+            mine = [batch for batch in left if batch in expected]
+            if mine != expected[: len(mine)]:
+                bases = [batch.base_offset for batch in mine]
+                raise BrokenError(Invariant.READS, f"{node.node_id} left out batches of lane {lane}: {bases}")
+            left = [batch for batch in left if batch not in mine]
+        if left:
+            raise BrokenError(Invariant.READS, f"{node.node_id} answered {cursors} with what nobody committed: {left}")
+
+
 class Checker(LogChecker):
     def __init__(self, world: World) -> None:
         super().__init__()
@@ -129,15 +204,25 @@ class Checker(LogChecker):
         self.acks: dict[tuple[int, int], Ack] = {}
         self.acked_index = Index(0)
         self.on_disk = OnDisk()
+        self.reads = ReadChecker(world.partition_settings)
 
     # -- while it runs -----------------------------------------------------------------
+
+    def after_step(self, node: EngineNode) -> None:
+        super().after_step(node)
+        if node.disk.damaged is not None and node.engine.is_leader:
+            raise BrokenError(Invariant.DAMAGED_FOLLOWS, f"{node.node_id} leads and knows: {node.disk.damaged}")
+
+    def watch_commit(self, node: EngineNode) -> None:
+        super().watch_commit(node)
+        self.reads.apply(self.committed)
 
     def acknowledged(self, node: SimNode, ack: Ack) -> None:
         known = self.acks.setdefault((ack.producer_id, ack.sequence), ack)
         if known != ack:
             raise BrokenError(Invariant.ONE_ANSWER, f"two answers for one batch: {known} and {ack}")
         # The entry that holds the batch: the answer's own row says which.
-        row = node.machine.locate(ack.base_offset)
+        row = _undamaged(node, lambda: node.machine.locate(ack.base_offset), None)
         if row is None:
             return  # trimmed already
         entry = self.committed.get(row)
@@ -146,42 +231,44 @@ class Checker(LogChecker):
                 Invariant.ON_A_MAJORITY, f"{ack} was acknowledged by {node.node_id} before it was committed"
             )
         self.acked_index = max(self.acked_index, row)
-        holders = [
-            other.node_id for other in self.world.nodes.values() if self.on_disk.has(other.disk, row, entry.term)
-        ]
+        holders = [other.node_id for other in self.world.nodes.values() if self._holds(other, row, entry.term)]
         # A membership that is in the log but came after the commit does not count against it.
-        memberships = [Members.decode(row) for _, row in node.disk.scan(Table.MEMBERS, reverse=True)][:2]
+        memberships = _undamaged(
+            node,
+            lambda: [Members.decode(row) for _, row in node.disk.scan(Table.MEMBERS, reverse=True)][:2],
+            [node.engine.members],
+        )
         if not any(members.is_majority(holders) for members in memberships):
             voters = sorted(memberships[0].voters)
             raise BrokenError(
                 Invariant.ON_A_MAJORITY, f"{ack} was acknowledged, but only {holders} of {voters} have it on disk"
             )
 
+    def _holds(self, node: SimNode, index: Index, term: Term) -> bool:
+        """Where bits have flipped, what the replica believes to have: that much of a minority may be gone."""
+        if not node.is_spoiled:
+            return self.on_disk.has(node.disk, index, term)
+        return not node.alive or _undamaged(
+            node, lambda: index <= node.disk.base_index or node.disk.term_at(index) == term, True
+        )
+
     # -- after healing --------------------------------------------------------------------
 
     def finally_agree(self, nodes: list[SimNode]) -> None:
         last = self.last_committed
-        reference = MemoryStore(GroupId("sim-0"), NodeId("reference"))
-        machine = Partition(reference, self.world.partition_settings)
-        accepted: list[tuple[int, BatchHeader]] = []
-        for index in range(1, last + 1):
-            entry = self.committed.get(Index(index))
-            if entry is None:
-                raise BrokenError(Invariant.ONE_LOG, f"nobody remembers committed entry {index} of {last}")
-            reference.append([entry])
-            if entry.payload[0] < 4:
-                continue
-            result = machine.apply(Index(index), entry.payload)
-            if isinstance(result, Appended) and not result.duplicate:
-                accepted.append((result.base_offset, BatchHeader.parse(entry.payload)))
+        self.reads.apply(self.committed)
+        if self.reads.applied != last:
+            raise BrokenError(Invariant.ONE_LOG, f"nobody remembers committed entry {self.reads.applied + 1} of {last}")
+        reference, machine = self.reads.store, self.reads.machine
         expected = machine.checkpoint()
         for node in nodes:
             if node.engine.applied != last:
                 raise BrokenError(Invariant.PROGRESS, f"{node.node_id} applied {node.engine.applied} of {last}")
             if node.machine.checkpoint() != expected:
                 raise BrokenError(Invariant.SAME_STATE, f"{node.node_id} has another state than the log gives")
-            self._check_rows(node, reference)
-        self._check_acks(accepted)
+            if not node.is_spoiled:
+                self._check_rows(node, reference)
+        self._check_acks([(batch.base_offset, BatchHeader.parse(batch.payload)) for batch in self.reads.batches])
 
     def _check_rows(self, node: SimNode, reference: MemoryStore) -> None:
         if node.machine.first_needed() <= node.disk.base_index:

@@ -154,6 +154,9 @@ class ClusterWorld:
     def crash_disk(self, disk: MemoryStore) -> MemoryStore:
         return disk.reopen()
 
+    def is_spoiled(self, node_id: NodeId) -> bool:
+        return False
+
     def sync_time(self) -> float:
         return self.rng.uniform(0.0002, 0.004) if self.rng.random() < 0.95 else self.rng.uniform(0.01, 0.2)
 

@@ -135,9 +135,13 @@ _CHOICES = (
 
 def retain(node: SimNode, delay_s: float) -> None:
     """Decide what retention takes; propose it now, or after groups have had time to change their minds."""
-    command = node.machine.retention_command(0)
-    if command is not None:
-        node.world.clock.after(delay_s, lambda: node.propose(command, _nothing))
+
+    def decide() -> None:
+        command = node.machine.retention_command(0)
+        if command is not None:
+            node.world.clock.after(delay_s, lambda: node.propose(command, _nothing))
+
+    node.noting_damage(decide)
 
 
 def _nothing(_: Any) -> None:

@@ -27,6 +27,8 @@ class Invariant(Enum):
     IN_PLACE = "each acknowledged batch is there once, where its answer said, in its producer's order"
     READABLE = "nothing is trimmed that readers may still ask for"
     ADMITTED = "no producer is refused for good"
+    READS = "a reader gets what was committed: no other bytes, nothing uncommitted, no gap"
+    DAMAGED_FOLLOWS = "a replica that knows of damage does not lead"
     FENCED = "no commit of an older generation succeeds after a newer one's claim"
     POSITIONS = "a group's position is the one that the log gives"
     RETAINED = "no trim passes a record that a group has not committed, or has pinned"

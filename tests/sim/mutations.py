@@ -17,9 +17,10 @@ from unittest.mock import patch
 from msgspec.structs import replace
 
 from rayqueue.ids import GroupId, Index, NodeId, Term
-from rayqueue.log.memory_store import MemoryDisk, MemoryStore
-from rayqueue.log.ops import LogState, Op
-from rayqueue.log.store import LogStore
+from rayqueue.log.lmdb_codec import ENTRIES, ENTRY_HEADER
+from rayqueue.log.memory_store import MemoryDisk, MemorySnapshot, MemoryStore
+from rayqueue.log.ops import LogState, Op, index_key
+from rayqueue.log.store import Entry, LogStore
 from rayqueue.log.wal import SECTOR_BYTES, Wal
 from rayqueue.raft import follower
 from rayqueue.raft.engine import RaftEngine
@@ -172,6 +173,21 @@ def _write_ahead(
 ) -> Mutation:
     faults = frozenset({"kill", "kill_in_sync", "power_loss"})
     return Mutation(name, finding, rule, Wal, attribute, replacement, faults)
+
+
+def _only_marked(engine: RaftEngine, why: str) -> None:
+    """Damage is remembered for the next start; who leads goes on leading."""
+    engine.store.mark_damaged(why)
+
+
+def _unverified(snapshot: MemorySnapshot, index: Index) -> Entry:
+    """An entry as it is found, whatever its checksum says."""
+    disk = snapshot._open_disk()
+    rotten = disk._rotten.get((ENTRIES, index_key(index)))
+    if rotten is None:
+        return disk.read_entry(index)
+    term, crc, _, _ = ENTRY_HEADER.unpack_from(rotten)
+    return Entry(index, term, rotten[ENTRY_HEADER.size :], crc)
 
 
 class LyingStore(MemoryStore):
@@ -411,6 +427,23 @@ MUTATIONS = (
         _breaks(Invariant.ON_A_MAJORITY, Invariant.OPENS),
         "write",
         _recycle_when_full,
+    ),
+    _engine(
+        "damaged_leader",
+        "a leader that knows of damage goes on leading",
+        _breaks(Invariant.DAMAGED_FOLLOWS),
+        "damaged",
+        _only_marked,
+        *("rot", "kill"),
+    ),
+    Mutation(
+        "unverified_entries",
+        "an entry is served without a look at its checksum",
+        _breaks(Invariant.READS),
+        MemorySnapshot,
+        "entry",
+        _unverified,
+        frozenset({"rot", "kill"}),
     ),
 )
 

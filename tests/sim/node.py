@@ -7,7 +7,7 @@ inside or after it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from random import Random
 from typing import TYPE_CHECKING, Any, Protocol
@@ -17,12 +17,15 @@ from rayqueue.errors import DamagedLogError, DiskFullError, InvariantBrokenError
 from rayqueue.ids import GroupId, NodeId
 from rayqueue.log.memory_store import MemoryDisk, MemoryStore
 from rayqueue.log.wal import SECTOR_BYTES
-from rayqueue.partition import Admission, Partition
+from rayqueue.partition import Admission, read_lanes
+from rayqueue.protocol.data import Cursor
 from rayqueue.raft.engine import RaftEngine
 from rayqueue.raft.machine import StateMachine
 from rayqueue.raft.members import Members
 from rayqueue.raft.messages import Message
 from rayqueue.raft.transport import Event, PeerDown, PeerUp, Received
+from rayqueue.replica.tail import Tail
+from rayqueue.replica.watched import WatchedPartition
 from tests.sim.invariants import BrokenError, Invariant
 from tests.sim.network import Clock
 
@@ -53,6 +56,7 @@ class NodeWorld(Protocol):
     def crash_disk(self, disk: MemoryStore) -> MemoryStore: ...
     def sync_time(self) -> float: ...
     def send(self, sender: NodeId, peer: NodeId, event: Event) -> None: ...
+    def is_spoiled(self, node_id: NodeId) -> bool: ...
 
 
 def new_disk(
@@ -76,6 +80,8 @@ class EngineNode:
         self._world = world
         self.node_id = node_id
         self.disk_is_full = False
+        self.broken = False
+        """Its disk is damaged so that it cannot be started."""
         self.disk = world.new_disk(group_id, node_id)
         self.disk.disk.wal.before_write, self.disk.disk.before_commit = self._check_space_ahead, self._check_space
         if members is not None:
@@ -102,8 +108,16 @@ class EngineNode:
     def before_sync(self) -> None:
         """All answers of the step were given."""
 
+    def tables_synced(self) -> None:
+        """Snapshots see all that was applied."""
+
     def killed(self) -> None:
         pass
+
+    @property
+    def is_spoiled(self) -> bool:
+        """Bits of its disk have flipped."""
+        return self._world.is_spoiled(self.node_id)
 
     @property
     def own_deadline(self) -> float:
@@ -129,8 +143,13 @@ class EngineNode:
         self.settle = False
         """Somebody waits to see the tables, not only for what is durable."""
         self.wake_at = float("inf")
-        machine = self.open_machine()
-        self.engine = RaftEngine(self.disk, machine, world.raft_settings, Random(world.rng.random()), world.clock.now)
+        dice = Random(world.rng.random())
+        try:
+            machine = self.open_machine()
+            self.engine = RaftEngine(self.disk, machine, world.raft_settings, dice, world.clock.now)
+        except DamagedLogError as error:
+            self._cannot_start(error)
+            return
         self.checked_commit = min(self.checked_commit, self.engine.commit)
         self.started()
         self._run()
@@ -194,7 +213,14 @@ class EngineNode:
                 disk.after_commit = None
             return self._world.crash_disk(self.disk)
         except DamagedLogError as error:
+            self._cannot_start(error)
+            return self.disk
+
+    def _cannot_start(self, error: DamagedLogError) -> None:
+        if not self._world.is_spoiled(self.node_id):
             raise BrokenError(Invariant.OPENS, f"{self.node_id} cannot be opened: {error}") from error
+        self.alive = False
+        self.broken = True
 
     # -- the loop -----------------------------------------------------------------------
 
@@ -269,6 +295,8 @@ class EngineNode:
             return
         self.read_only = False
         self.engine.synced()
+        if not self.disk.dirty:
+            self.tables_synced()
         self._finish(late)
 
     def _finish(self, late: list[tuple[NodeId, Message]]) -> None:
@@ -312,6 +340,8 @@ class EngineNode:
             try:
                 action()
             except RayQueueError as error:
+                if type(error) is DamagedLogError:
+                    self.engine.damaged(str(error))
                 answer(error)
 
         self.call(attempt)
@@ -324,8 +354,11 @@ class SimNode(EngineNode):
         self.world = world
         super().__init__(world, GroupId("sim-0"), node_id, members)
 
-    def open_machine(self) -> Partition:
-        self.machine = Partition(self.disk, self.world.partition_settings)
+    def open_machine(self) -> WatchedPartition:
+        self.machine = WatchedPartition(self.disk, self.world.partition_settings)
+        tail_bytes = self.world.disk_rng.choice((0, 500, 1_000_000))
+        self.tail = Tail(self.machine.next_offset, tail_bytes, self.machine.lane_ends())
+        self.machine.tail, self.machine.grown = self.tail, set()
         self.admission = Admission(self.machine)
         self.was_leader = False
         return self.machine
@@ -339,8 +372,53 @@ class SimNode(EngineNode):
             self.admission.reset()
         self.world.checker.after_step(self)
 
+    def tables_synced(self) -> None:
+        self.tail.synced()
+
     def killed(self) -> None:
         self.world.on_killed(self)
+
+    def noting_damage(self, work: Callable[[], None]) -> None:
+        """Do what may read the disk beside the engine's step, as ``Replica`` does."""
+        try:
+            work()
+        except DamagedLogError as error:
+            self.engine.damaged(str(error))
+
+    # -- reading, as ``PartitionService`` does -----------------------------------------------
+
+    def fetch(self, cursors: Sequence[Cursor], max_bytes: int, answer: Answer) -> None:
+        """Batches after the cursors; [] if there is nothing yet. Followers answer, too."""
+        self._ask(lambda: self._fetch(cursors, max_bytes, answer), answer)
+
+    def _fetch(self, cursors: Sequence[Cursor], max_bytes: int, answer: Answer) -> None:
+        if any(offset > self.tail.end for _, offset in cursors):
+            answer([])
+            return
+        found = self.tail.read_lanes(cursors, max_bytes)
+        if found is not None:
+            answer(found)
+            return
+        life, tail_start = self.life, self.tail.start
+
+        def from_disk() -> None:
+            """In another thread: the engine goes on meanwhile."""
+            if not self.alive or self.life != life:
+                return
+            try:
+                with self.disk.snapshot() as snapshot:
+                    found = read_lanes(snapshot, cursors, max_bytes, high_watermark=self.tail.end)
+            except RayQueueError as error:
+                refusal = error  # which the engine's thread hears of first
+                self._ask(lambda: _raise(refusal), answer)
+                return
+            if found:
+                answer(found)
+            else:
+                moved = [Cursor(lane, max(offset, tail_start)) for lane, offset in cursors]
+                self._ask(lambda: self._fetch(moved, max_bytes, answer), answer)
+
+        self.world.clock.after(self.world.disk_rng.uniform(0.0001, 0.05), from_disk)
 
     def append(self, payload: bytes, answer: Answer) -> None:
         def admit() -> None:
@@ -351,6 +429,10 @@ class SimNode(EngineNode):
                 answer(known)
 
         self._ask(admit, answer)
+
+
+def _raise(error: RayQueueError) -> None:
+    raise error
 
 
 def _lose_power() -> None:

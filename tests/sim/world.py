@@ -30,6 +30,7 @@ from tests.sim.groups import ACTIONS, SETTINGS, SimGroup, check_groups, retain
 from tests.sim.invariants import BrokenError, Invariant
 from tests.sim.network import Clock, Network, Weather
 from tests.sim.node import SimNode, new_disk, peer_back, peer_gone
+from tests.sim.readers import SimReader, flip_a_bit
 
 FAULTS = (
     "drop",
@@ -49,6 +50,8 @@ FAULTS = (
     "trim",
     "confirm",
 )
+ROT = "rot"
+"""Drawn apart from the others: bits flip on the disks of a minority."""
 
 SAFETY_S = 12.0
 HEAL_S = 40.0
@@ -100,6 +103,7 @@ class World:
         self.faults = drawn if faults is None else set(faults)
         self.checker = Checker(self)
         self.snapshots = 0
+        self.spoiled: set[NodeId] = set()
         self.nodes: dict[NodeId, SimNode] = {}
         drawn_size = self.rng.choice((1, 3, 3, 3, 3, 5, 5))
         size = drawn_size if size is None else size
@@ -108,6 +112,12 @@ class World:
             self.nodes[node_id] = SimNode(self, node_id, members)
         self.producers = [SimProducer(self, producer_id) for producer_id in range(1, self.rng.choice((2, 3, 4)))]
         self.operator = Operator(self)
+        # Dice of their own, again.
+        self.reader_rng = Random(f"readers {seed}")
+        if faults is None and self.reader_rng.random() < 0.25:
+            self.faults.add(ROT)
+        self.may_spoil = (size - 1) // 2
+        self.readers = [SimReader(self, self.reader_rng) for _ in range(self.reader_rng.choice((0, 1, 2)))]
 
     # -- for the nodes --------------------------------------------------------------------
 
@@ -116,6 +126,9 @@ class World:
 
     def crash_disk(self, disk: MemoryStore) -> MemoryStore:
         return disk.reopen()
+
+    def is_spoiled(self, node_id: NodeId) -> bool:
+        return node_id in self.spoiled
 
     def sync_time(self) -> float:
         return self.rng.uniform(0.0002, 0.004) if self.rng.random() < 0.95 else self.rng.uniform(0.01, 0.3)
@@ -146,7 +159,7 @@ class World:
             node.take(peer_back(other))
 
     def restart(self, node: SimNode) -> None:
-        if node.alive or node.removed:
+        if node.alive or node.removed or node.broken:
             return
         node.start()
         for other in self.nodes.values():
@@ -236,7 +249,23 @@ class World:
 
     def _can_spare(self, node: SimNode) -> bool:
         """A promise of majorities is worth nothing once a majority of disks is gone."""
-        return len(self.nodes) > 2 and not any(other.removed for other in self.nodes.values())
+        return len(self.nodes) > 2 and not self.spoiled and not any(other.removed for other in self.nodes.values())
+
+    def _rot(self) -> None:
+        """A bit flips on a disk, of a minority of the replicas and never beside a disk that was lost altogether."""
+        node = self.reader_rng.choice(self._voters())
+        lost = any(other.removed and other.node_id not in self.spoiled for other in self.nodes.values())
+        if node.node_id in self.spoiled or (len(self.spoiled) < self.may_spoil and not lost):
+            self.spoiled.add(node.node_id)
+            flip_a_bit(node, self.reader_rng)
+
+    def _replace_damaged(self) -> None:
+        """As the keeper does: who says that its disk is damaged, or does not start any more, is replaced."""
+        for node in list(self.nodes.values()):
+            if not node.removed and self.operator.replacing is None and (node.broken or node.disk.damaged is not None):
+                node.removed = node.broken
+                self.operator.start_replacing(node.node_id)
+        self.clock.after(0.5, self._replace_damaged)
 
     def _trim(self) -> None:
         leader = self.operator.leader()
@@ -262,6 +291,13 @@ class World:
         for group in self.groups:
             for _ in range(ACTIONS):
                 self.clock.at(self.group_rng.uniform(self.clock.now, SAFETY_S), group.act)
+        for reader in self.readers:
+            for _ in range(12):
+                self.clock.at(self.reader_rng.uniform(self.clock.now, SAFETY_S), reader.look)
+        if ROT in self.faults:
+            for _ in range(self.reader_rng.randint(1, 6)):
+                self.clock.at(self.reader_rng.uniform(self.clock.now, SAFETY_S), self._rot)
+            self._replace_damaged()
         self.clock.run_until(SAFETY_S)
         self._heal()
         endings = {
@@ -278,7 +314,8 @@ class World:
         members = self._members()
         self.checker.finally_agree(members)
         if self.groups:
-            check_groups(self.checker.committed, self.checker.last_committed, members)
+            sound = [node for node in members if not node.is_spoiled]
+            check_groups(self.checker.committed, self.checker.last_committed, sound)
         return Outcome(self.seed, len(self.checker.acks), self.checker.last_committed, self.snapshots)
 
     def _members(self) -> list[SimNode]:
@@ -298,6 +335,8 @@ class World:
             self.restart(node)
         for producer in self.producers:
             producer.want(2)
+        for reader in self.readers:
+            reader.drain()
         self._demand_progress("after healing")
 
     def _demand_progress(self, when: str) -> None:
@@ -312,7 +351,9 @@ class World:
             return False
         last = leader.disk.last_index
         members = [self.nodes[node_id] for node_id in leader.engine.members.everyone]
-        return all(node.alive and node.engine.applied == node.disk.last_index == last for node in members)
+        if not all(node.alive and node.engine.applied == node.disk.last_index == last for node in members):
+            return False
+        return all(reader.is_at_end for reader in self.readers)
 
     def _return_of_a_replica(self) -> None:
         """Cut one follower off a healthy group for a while: nobody else may notice, then or when it is back."""
