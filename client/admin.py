@@ -20,6 +20,7 @@ import ray
 from ray.exceptions import RayError
 
 from rayqueue.actors.names import actor_name
+from rayqueue.client.arguments import did_you_mean
 from rayqueue.client.calls import typed
 from rayqueue.client.routing import Routes, ask
 from rayqueue.errors import (
@@ -185,6 +186,7 @@ def alter_topic(
 ) -> TopicInfo:
     check_name("topic", name)
     before = rq.io.call(rq.routes.topic(name, refresh=True))
+    _check_keys(changes)
     before.settings.changed(changes)  # says what is wrong without a round trip; the coordinator decides
     info: TopicInfo = _ask(rq, AlterTopic(name=name, topic_id=before.topic_id, changes=dict(changes)))
     if wait:
@@ -203,11 +205,15 @@ def delete_topic(rq: RayQueue, name: str) -> bool:
 
 
 def _topic_settings(settings: Mapping[str, Any]) -> TopicSettings:
+    _check_keys(settings)
+    return TopicSettings(**settings).check()
+
+
+def _check_keys(settings: Iterable[str]) -> None:
     known = TopicSettings.__struct_fields__
     for key in settings:
         if key not in known:
-            raise InvalidInputError(f"a topic has no setting {key!r}; there are {', '.join(known)}", key=key)
-    return TopicSettings(**settings).check()
+            raise InvalidInputError(f"a topic has no setting {key!r}{did_you_mean(key, known)}", key=key)
 
 
 async def _wait_for_leaders(

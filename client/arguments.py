@@ -7,12 +7,14 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+import os
+from collections.abc import Callable, Iterable
 from difflib import get_close_matches
 from functools import wraps
+from pathlib import Path
 from typing import Any, TypeVar
 
-from rayqueue.errors import InvalidInputError
+from rayqueue.errors import ConfigError, InvalidInputError
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
@@ -33,10 +35,12 @@ def hinted(function: _F) -> _F:
     return call  # type: ignore[return-value]
 
 
-def refuse_unknown(call: str, unknown: Mapping[str, Any], known: Iterable[str]) -> None:
-    """``InvalidInputError`` if options were given that there are not."""
-    for name in unknown:
-        raise InvalidInputError(f"{call} has no option {name!r}{did_you_mean(name, known)}", option=name)
+def refuse_unknown(call: str, given: Iterable[str], known: Iterable[str]) -> None:
+    """``ConfigError`` if there are options among these that there are not."""
+    known = list(known)
+    for name in given:
+        if name not in known:
+            raise ConfigError(f"{call} has no option {name!r}{did_you_mean(name, known)}", key=name)
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
@@ -57,6 +61,49 @@ def check_timeout_ms(value: Any, name: str = "timeout_ms") -> Any:
     if isinstance(value, float):
         raise InvalidInputError(f"{name} is in milliseconds: did you mean {name}={round(value * 1000)}?", option=name)
     return check_duration(name, value)
+
+
+def seconds_of(timeout: float | None, timeout_ms: int | None) -> float | None:
+    """How long to wait: in seconds, as Python's own futures have it, or in milliseconds, as everything here."""
+    if timeout is None:
+        timeout_s = None if timeout_ms is None else check_duration("timeout_ms", timeout_ms) / 1000
+    elif timeout_ms is None:
+        timeout_s = check_duration("timeout", timeout)
+    else:
+        raise InvalidInputError("a timeout is in seconds (timeout) or in milliseconds (timeout_ms), not both")
+    return timeout_s
+
+
+def check_text(name: str, value: Any) -> Any:
+    """Itself, if it is a text."""
+    if not isinstance(value, str):
+        raise InvalidInputError(f"{name} is a text, not {value!r}", option=name)
+    return value
+
+
+def check_path(name: str, value: Any) -> Path:
+    """As a path, if it can be one."""
+    if not isinstance(value, (str, os.PathLike)) or not isinstance(path := os.fspath(value), str):
+        raise InvalidInputError(f"{name} is a directory's path, a text or a Path, not {value!r}", option=name)
+    return Path(path)
+
+
+def check_topics(topics: Iterable[Any]) -> tuple[Any, ...]:
+    """Names of topics, given one by one or as a list."""
+    names: list[Any] = []
+    for given in topics:
+        names += [given] if isinstance(given, (str, bytes)) or not isinstance(given, Iterable) else given
+    return tuple(names)
+
+
+def check_count(name: str, value: Any) -> Any:
+    """Itself, if it is a whole number from 1."""
+    if isinstance(value, float):
+        hint = f": did you mean timeout_ms={round(value * 1000)}?" if name == "max_records" else ""
+        raise InvalidInputError(f"{name} is a whole number, not {value!r}{hint}", option=name)
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise InvalidInputError(f"{name} must be a whole number, at least 1, not {value!r}", option=name)
+    return value
 
 
 def _problem(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:

@@ -22,18 +22,19 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RaySystemError
-from typing_extensions import Self
+from typing_extensions import Self, Unpack
 
 from rayqueue.actors.names import COORDINATOR_PREFIX, STARTER
 from rayqueue.actors.nodes import found_actors
 from rayqueue.client import admin
+from rayqueue.client.arguments import check_path, check_text, check_topics, hinted
 from rayqueue.client.embedded import loopback_only, start_embedded_ray
 from rayqueue.client.forks import forked, leave_ray_alone
 from rayqueue.client.io import IoThread
@@ -41,12 +42,20 @@ from rayqueue.client.lifecycle import stop_cluster
 from rayqueue.client.replicas import wait_for_answers
 from rayqueue.client.router import ClusterRoutes
 from rayqueue.config import Settings
-from rayqueue.errors import ClosedError, ClusterNotFoundError, ClusterStartError, ConfigError, RayQueueError
+from rayqueue.errors import (
+    ClosedError,
+    ClusterNotFoundError,
+    ClusterStartError,
+    ConfigError,
+    InvalidInputError,
+    RayQueueError,
+)
 from rayqueue.protocol.calls import ClusterInfo, DescribeCluster, GroupInfo
 from rayqueue.protocol.topics import TopicInfo
 
 if TYPE_CHECKING:
     from rayqueue.client.consumer import Consumer
+    from rayqueue.client.options import ConsumerOptions, ProducerOptions, TopicChanges, TopicOptions
     from rayqueue.client.producer import Producer
 
 _log = logging.getLogger(__name__)
@@ -57,6 +66,7 @@ _LOOK_AGAIN_S = 0.1
 _MARGIN_S = 90.0
 
 
+@hinted
 def connect(
     address: str | None = None,
     *,
@@ -74,6 +84,10 @@ def connect(
     ``data_dir`` is where each node keeps its data, if the queue has to be started. What is found there is continued.
     ``ConfigError`` if it runs already, on another directory.
     """
+    if address is not None:
+        check_text("address", address)
+    if settings is not None and not isinstance(settings, Settings):
+        raise InvalidInputError(f"settings are rayqueue.Settings(...), not {type(settings).__name__}")
     settings = _merged(settings, namespace, data_dir)
     own_ray = _join_ray(address, create=create)
     rq = RayQueue(settings)
@@ -83,6 +97,7 @@ def connect(
     return rq
 
 
+@hinted
 async def connect_async(
     address: str | None = None,
     *,
@@ -166,20 +181,26 @@ class RayQueue:
 
     # -- sending and receiving ------------------------------------------------------------------
 
-    def producer(self, **options: Any) -> Producer:
+    def producer(self, **options: Unpack[ProducerOptions]) -> Producer:
         """Send records. Options are those of ``ProducerSettings``: ``acks``, ``linger_ms`` and others."""
         from rayqueue.client.producer import Producer
 
         return Producer(self, **options)
 
-    def consumer(self, *topics: str, group: str | None = None, **options: Any) -> Consumer:
-        """Receive records of these topics, as a member of ``group`` or alone. Options: ``ConsumerSettings``."""
+    def consumer(
+        self, *topics: str | Iterable[str], group: str | None = None, **options: Unpack[ConsumerOptions]
+    ) -> Consumer:
+        """Receive records of these topics, given one by one or as a list, as a member of ``group`` or alone.
+
+        Options are those of ``ConsumerSettings`` and of ``Consumer``.
+        """
         from rayqueue.client.consumer import Consumer
 
-        return Consumer(self, topics, group, **options)
+        return Consumer(self, check_topics(topics), group, **options)
 
     # -- topics ---------------------------------------------------------------------------------
 
+    @hinted
     def create_topic(
         self,
         name: str,
@@ -187,7 +208,7 @@ class RayQueue:
         if_missing: bool = False,
         wait: bool = True,
         on_progress: admin.Progress | None = None,
-        **settings: Any,
+        **settings: Unpack[TopicOptions],
     ) -> TopicInfo:
         """Make a topic; the settings are those of ``TopicSettings``. Returns once every partition has a leader.
 
@@ -203,8 +224,14 @@ class RayQueue:
         """A topic as it is now: who leads, offsets and sizes of each partition."""
         return admin.topic(self, name)
 
+    @hinted
     def alter_topic(
-        self, name: str, *, wait: bool = True, on_progress: admin.Progress | None = None, **changes: Any
+        self,
+        name: str,
+        *,
+        wait: bool = True,
+        on_progress: admin.Progress | None = None,
+        **changes: Unpack[TopicChanges],
     ) -> TopicInfo:
         """More partitions, other retention, other limits."""
         return admin.alter_topic(self, name, changes, wait=wait, on_progress=on_progress)
@@ -426,11 +453,11 @@ def _canonical(address: str | None) -> str | None:
 def _merged(settings: Settings | None, namespace: str | None, data_dir: Path | str | None) -> Settings:
     changes: dict[str, Any] = {}
     if namespace is not None:
-        if not namespace:
+        if not check_text("namespace", namespace):
             raise ConfigError(f"namespace (argument): should be a text, not {namespace!r}")
         changes["namespace"] = namespace
     if data_dir is not None:
-        changes["data_dir"] = Path(data_dir).expanduser().absolute()
+        changes["data_dir"] = check_path("data_dir", data_dir).expanduser().absolute()
     return _with_changes(settings or Settings(), changes)
 
 

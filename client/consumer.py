@@ -29,6 +29,7 @@ import weakref
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NoReturn, Protocol
 
+from rayqueue.client.arguments import check_timeout_ms, hinted, refuse_unknown
 from rayqueue.client.consuming import Consuming, Options
 from rayqueue.client.feed import Feed
 from rayqueue.client.io import IoThread
@@ -49,6 +50,8 @@ from rayqueue.records import Record, RecordBatch
 PartitionLike = TopicPartition | tuple[str, int]
 Offsets = int | Mapping[int, int]
 """One for all lanes, or one per lane."""
+
+_OPTIONS = ("group", "partitions", "delivery", "auto_commit", "ack", "listener", "instance", "client", "pin")
 
 _FOREVER_S = 3600.0
 _CLOSE_WAIT_S = 10.0
@@ -105,6 +108,7 @@ class Consumer:
             check_name("group", group)
         settings = rq.settings
         if overrides:
+            refuse_unknown("a consumer", overrides, (*_OPTIONS, *ConsumerSettings.model_fields))
             known = settings.consumer.model_dump()
             settings = settings.model_copy(update={"consumer": ConsumerSettings(**{**known, **overrides})})
         options = Options(
@@ -133,18 +137,21 @@ class Consumer:
 
     # -- reading -------------------------------------------------------------------------
 
-    def poll(self, max_records: int | None = None, timeout_ms: int = 1000) -> list[Record]:
+    @hinted
+    def poll(self, *, max_records: int | None = None, timeout_ms: int = 1000) -> list[Record]:
         """The next records, at most so many. Waits up to ``timeout_ms`` for the first; [] if none came."""
         with self._turn.taken():
-            return drive(self._polling.records(max_records, timeout_ms / 1000), self._core.bell) or []
+            return drive(self._polling.records(max_records, check_timeout_ms(timeout_ms) / 1000), self._core.bell) or []
 
-    async def poll_async(self, max_records: int | None = None, timeout_ms: int = 1000) -> list[Record]:
+    @hinted
+    async def poll_async(self, *, max_records: int | None = None, timeout_ms: int = 1000) -> list[Record]:
         """The same for a coroutine."""
         with self._turn.taken():
-            steps = self._polling.records(max_records, timeout_ms / 1000)
+            steps = self._polling.records(max_records, check_timeout_ms(timeout_ms) / 1000)
             return await drive_async(steps, self._core.bell) or []
 
-    def poll_arrow(self, max_records: int | None = None, timeout_ms: int = 1000) -> Any:
+    @hinted
+    def poll_arrow(self, *, max_records: int | None = None, timeout_ms: int = 1000) -> Any:
         """The next batches as a ``pyarrow.Table``; without rows if none came. Nothing is copied.
 
         Columns: topic, partition, offset, timestamp, key, value, headers, lane.
@@ -152,15 +159,18 @@ class Consumer:
         from rayqueue.client import consumer_arrow as arrow
 
         with self._turn.taken():
-            parts = drive(self._polling.parts(max_records, timeout_ms / 1000), self._core.bell)
+            parts = drive(self._polling.parts(max_records, check_timeout_ms(timeout_ms) / 1000), self._core.bell)
         return arrow.table(parts or [])
 
-    async def poll_arrow_async(self, max_records: int | None = None, timeout_ms: int = 1000) -> Any:
+    @hinted
+    async def poll_arrow_async(self, *, max_records: int | None = None, timeout_ms: int = 1000) -> Any:
         """The same for a coroutine."""
         from rayqueue.client import consumer_arrow as arrow
 
         with self._turn.taken():
-            parts = await drive_async(self._polling.parts(max_records, timeout_ms / 1000), self._core.bell)
+            parts = await drive_async(
+                self._polling.parts(max_records, check_timeout_ms(timeout_ms) / 1000), self._core.bell
+            )
         return arrow.table(parts or [])
 
     def __iter__(self) -> Iterator[Record]:
@@ -204,6 +214,7 @@ class Consumer:
         self._turn.check_process()
         self._sub.ack(TopicPartition(record.topic, record.partition), record.lane, record.offset)
 
+    @hinted
     def commit(self, offsets: Mapping[PartitionLike, Offsets] | None = None, *, rewind: bool = False) -> None:
         """All that was handed out, or acknowledged; or these offsets, each of the next record to be read.
 
@@ -213,6 +224,7 @@ class Consumer:
         with self._turn.taken():
             self._io.call(self._committing(offsets, rewind))
 
+    @hinted
     def commit_async(self, offsets: Mapping[PartitionLike, Offsets] | None = None, *, rewind: bool = False) -> Pending:
         """The same without waiting: ``await`` it, or look at it later."""
         return Pending(self._io.run(self._committing(offsets, rewind)))
@@ -286,7 +298,8 @@ class Consumer:
 
     # -- questions ---------------------------------------------------------------------------
 
-    def position(self, partition: PartitionLike, lane: int | None = None) -> int:
+    @hinted
+    def position(self, partition: PartitionLike, *, lane: int | None = None) -> int:
         """The offset of the next record to hand out: of this lane, or the first of all."""
         self._turn.check_process()
         self._sub.settle(current_done=False)
@@ -295,7 +308,8 @@ class Consumer:
             positions = feed.positions()
         return positions[lane] if lane is not None else min(positions.values())
 
-    def committed(self, partition: PartitionLike, lane: int | None = None) -> int | None:
+    @hinted
+    def committed(self, partition: PartitionLike, *, lane: int | None = None) -> int | None:
         """Where the group goes on after a restart: in this lane, or the first of all. None if nowhere yet."""
         self._check_open()
         offsets = self._io.call(self._core.committed(_partition(partition)))
@@ -311,6 +325,7 @@ class Consumer:
         self._check_open()
         return self._io.call(self._core.lag())
 
+    @hinted
     def peek(
         self,
         topic: str,

@@ -30,7 +30,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, overload
 
-from rayqueue.client.arguments import check_duration
+from rayqueue.client.arguments import seconds_of
 from rayqueue.client.forks import forked
 from rayqueue.errors import DeliveryFailedError, InvalidInputError, OutcomeUnknownError, RayQueueError
 
@@ -355,7 +355,7 @@ class Delivery:
 
     def _known(self, timeout: float | None, timeout_ms: int | None) -> tuple[Outcome, int]:
         outcome, position = self._outcome, self._position
-        timeout_s = _seconds(timeout, timeout_ms)
+        timeout_s = seconds_of(timeout, timeout_ms)
         if outcome.done:
             return outcome, position
         if not self.done() and not wait_until_known([(outcome, position, position + 1)], timeout_s):
@@ -420,7 +420,7 @@ class Deliveries(Sequence[Delivery]):
 
     def exception(self, timeout: float | None = None, *, timeout_ms: int | None = None) -> RayQueueError | None:
         """The first error there is; None if all are written."""
-        timeout_s = _seconds(timeout, timeout_ms)
+        timeout_s = seconds_of(timeout, timeout_ms)
         if not self.done() and not wait_until_known(self._ranges(), timeout_s):
             raise _not_yet(timeout_s)
         found: RayQueueError | None = None
@@ -500,16 +500,6 @@ async def _known(ranges: Iterable[Range]) -> None:
 
     when_known(ranges, wake)
     await known
-
-
-def _seconds(timeout: float | None, timeout_ms: int | None) -> float | None:
-    if timeout is None:
-        timeout_s = None if timeout_ms is None else check_duration("timeout_ms", timeout_ms) / 1000
-    elif timeout_ms is None:
-        timeout_s = check_duration("timeout", timeout)
-    else:
-        raise InvalidInputError("a timeout is in seconds (timeout) or in milliseconds (timeout_ms), not both")
-    return timeout_s
 
 
 def _not_yet(timeout_s: float | None) -> OutcomeUnknownError:

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Container, Generator, Iterable, Iterator, Sequence
 from typing import Any, Protocol, TypeVar
 
+from rayqueue.client.arguments import check_count
 from rayqueue.client.consuming import Consuming
 from rayqueue.client.feed import Feed
 from rayqueue.client.io import IoThread
@@ -19,7 +20,7 @@ from rayqueue.client.positions import Chunk
 from rayqueue.client.subscription import Change, ChangeKind, Reading
 from rayqueue.client.turn import Steps
 from rayqueue.config import ConsumerSettings
-from rayqueue.errors import ClosedError, InvalidInputError, RayQueueError, StaleGenerationError
+from rayqueue.errors import ClosedError, RayQueueError, StaleGenerationError
 from rayqueue.protocol.topics import TopicPartition
 from rayqueue.records import Record
 
@@ -128,9 +129,8 @@ class Polling:
     def most(self, max_records: int | None) -> int:
         if max_records is None:
             return self._settings.max_poll_records
-        if max_records < 1:
-            raise InvalidInputError(f"max_records must be at least 1, not {max_records}")
-        return max_records
+        most: int = check_count("max_records", max_records)
+        return most
 
     def _polling(self, take: Callable[[], _T | None], timeout_s: float) -> Steps[_T | None]:
         """What every kind of poll does, with the waiting left to whoever drives it."""

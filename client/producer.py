@@ -22,10 +22,10 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, TypeVar
 
-from typing_extensions import Self
+from typing_extensions import Never, Self
 
 from rayqueue.client.accumulator import ANY, BATCH_BYTES, KEY_BYTES, RECORD_BYTES, Accumulator, Lack, closed
-from rayqueue.client.arguments import check_timeout_ms, hinted
+from rayqueue.client.arguments import check_timeout_ms, hinted, refuse_unknown
 from rayqueue.client.bulk import MAX_TIMESTAMP, Bulk
 from rayqueue.client.columns import as_bytes, check_headers
 from rayqueue.client.delivery import (
@@ -55,6 +55,8 @@ from rayqueue.records import HeadersIn
 
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
+
+_SEND_OPTIONS = ("topic", "value", "key", "headers", "priority", "partition", "timestamp_ms", "on_delivery")
 
 OnDelivery = Callable[[Delivery], object]
 OnDeliveries = Callable[[Deliveries], object]
@@ -110,6 +112,7 @@ class Producer:
         partition: int | None = None,
         timestamp_ms: int | None = None,
         on_delivery: OnDelivery | None = None,
+        **unknown: Never,
     ) -> Delivery:
         """Accept a record; it is sent with others, in the order of the calls.
 
@@ -117,6 +120,8 @@ class Producer:
         ``delivery_timeout_ms`` at most; or raises ``QueueFullError`` if ``on_full`` says so. ``on_delivery`` is called
         with the delivery in the callback thread.
         """
+        if unknown:  # not @hinted, which costs every call something
+            refuse_unknown("send", unknown, _SEND_OPTIONS)
         if on_delivery is not None:
             self._wait_for_callbacks()
         try:
@@ -131,6 +136,7 @@ class Producer:
             )
         return delivery  # type: ignore[return-value]
 
+    @hinted
     async def send_async(
         self,
         topic: str,
@@ -209,6 +215,7 @@ class Producer:
         )
         return Lack(size_bytes, target.buffer, partition) if delivery is None else delivery
 
+    @hinted
     def send_many(
         self,
         topic: str,
@@ -259,6 +266,7 @@ class Producer:
             deliveries.add_done_callback(on_delivery)
         return deliveries
 
+    @hinted
     async def send_many_async(
         self,
         topic: str,
@@ -530,6 +538,7 @@ def _settings_of(
     partitioner = options.pop("partitioner", defaults.partitioner)
     if not isinstance(partitioner, str) and not callable(partitioner):
         raise InvalidInputError(f"a partitioner is a name or a callable, not {partitioner!r}")
+    refuse_unknown("a producer", options, ProducerSettings.model_fields)
     return check_partitioner(partitioner), ProducerSettings(**{**defaults.model_dump(), **options})
 
 

@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Generator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
+from rayqueue.client.arguments import seconds_of
 from rayqueue.client.bell import Bell
 from rayqueue.client.forks import forked
 from rayqueue.errors import InvalidInputError
@@ -141,13 +142,14 @@ class Pending:
     def done(self) -> bool:
         return self._forked or self._future.done()
 
-    def result(self, timeout_ms: int | None = None) -> None:
-        """Wait for it. ``TimeoutError``: it is still under way."""
+    def result(self, timeout: float | None = None, *, timeout_ms: int | None = None) -> None:
+        """Wait for it, for ``timeout`` seconds or ``timeout_ms``. ``TimeoutError``: it is still under way."""
         self._refuse_in_child()
+        timeout_s = seconds_of(timeout, timeout_ms)
         try:
-            self._future.result(None if timeout_ms is None else timeout_ms / 1000)
+            self._future.result(timeout_s)
         except concurrent.futures.TimeoutError:
-            raise TimeoutError(f"not done within {timeout_ms} ms") from None
+            raise TimeoutError(f"not done within {timeout_s} s") from None
 
     def __await__(self) -> Generator[Any, None, None]:
         self._refuse_in_child()

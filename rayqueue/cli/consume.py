@@ -14,7 +14,7 @@ import signal
 import time
 from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 import typer
 
@@ -93,7 +93,8 @@ def consume(
         raise typer.Exit(_BROKEN_PIPE)
 
 
-def _consumer(rq: RayQueue, topic: str, group: str | None, start: str, partitions: list[int] | None) -> Consumer:
+def _consumer(rq: RayQueue, topic: str, group: str | None, begin: str, partitions: list[int] | None) -> Consumer:
+    start = cast("Literal['earliest', 'latest']", begin)  # as was checked
     if partitions:
         return rq.consumer(partitions=[(topic, each) for each in partitions], start=start)
     return rq.consumer(topic, group=group, start=start, auto_commit=False)

@@ -276,8 +276,8 @@ def test_mistakes_are_told(rq: RayQueue) -> None:
         rq.consumer(partitions=[("orders", 9)])
     with pytest.raises(InvalidInputError, match="transactions"):
         rq.consumer("orders", group="g", delivery="exactly_once")
-    with pytest.raises(InvalidInputError, match="fetch_bites"):
-        rq.consumer("orders", fetch_bites=3)
+    with pytest.raises(InvalidInputError, match="did you mean fetch_bytes"):
+        rq.consumer("orders", fetch_bites=3)  # type: ignore[call-arg]
     with rq.consumer("orders") as consumer:
         with pytest.raises(InvalidInputError, match="make the consumer in the task"):
             pickle.dumps(consumer)

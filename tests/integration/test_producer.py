@@ -8,7 +8,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal
 
 import pyarrow as pa
 import pytest
@@ -134,7 +134,7 @@ def test_the_leader_is_killed_while_many_are_on_their_way(rq: RayQueue) -> None:
 
 
 @pytest.mark.parametrize("acks", ["leader", "none"])
-def test_fewer_acks(rq: RayQueue, acks: str) -> None:
+def test_fewer_acks(rq: RayQueue, acks: Literal["leader", "none"]) -> None:
     with rq.producer(acks=acks, partitioner=lambda key, value, partitions: 1) as producer:
         deliveries = [producer.send("orders", b"%s %d" % (acks.encode(), number)) for number in range(300)]
         producer.flush(timeout_ms=30_000)
@@ -148,7 +148,7 @@ def test_fewer_acks(rq: RayQueue, acks: str) -> None:
 
 
 @pytest.mark.parametrize("compression", ["lz4", "zstd"])
-def test_compressed(rq: RayQueue, compression: str) -> None:
+def test_compressed(rq: RayQueue, compression: Literal["lz4", "zstd"]) -> None:
     with rq.producer(compression=compression) as producer:
         sent = producer.send_many("orders", [b"the same over and over"] * 500, partition=0).result(timeout_ms=30_000)
     written = {record.offset: record.value for record in read(rq, "orders", 0)}
