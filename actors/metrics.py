@@ -34,6 +34,7 @@ _GAUGES: dict[str, tuple[str, Callable[[Measures], float]]] = {
     "rayqueue_disk_bytes": ("size of the replica on its disk", lambda now: now.status.size_bytes),
     "rayqueue_read_only": ("1 while the disk is full", lambda now: now.status.read_only),
     "rayqueue_damaged": ("1 if the replica must be rebuilt", lambda now: now.status.damaged is not None),
+    "rayqueue_clients": ("clients that are connected", lambda now: now.clients.connected),
     "rayqueue_fsync_longest_seconds": ("longest sync of the second before", lambda now: now.longest_sync_s),
 }
 
@@ -44,6 +45,8 @@ _PARTITION_GAUGES: dict[str, tuple[str, Callable[[PartitionMeasures], float]]] =
 
 _COUNTERS: dict[str, tuple[str, Callable[[Measures], float]]] = {
     "rayqueue_elections": ("times this replica became the leader", lambda now: now.elected),
+    "rayqueue_clients_refused": ("clients turned away because of too many", lambda now: now.clients.refused),
+    "rayqueue_clients_hung_up": ("clients that this replica hung up on", lambda now: now.clients.hung_up),
     "rayqueue_fsyncs": ("syncs of the disk", lambda now: now.status.syncs),
     "rayqueue_fsync_seconds": ("time spent in them", lambda now: now.status.sync_ms / 1000),
 }

@@ -26,6 +26,7 @@ from rayqueue.config import Settings
 from rayqueue.errors import (
     InvalidInputError,
     OutcomeUnknownError,
+    QueueFullError,
     RayQueueError,
     ReplicaClosedError,
     TransportError,
@@ -214,7 +215,7 @@ class Channel(asyncio.BufferedProtocol):
         request = self._pending.pop(number, None)
         if request is None:
             if number == _THE_CONNECTION and kind == Kind.FAILED:
-                self.close(str(decode_failure(body)))
+                self._refused(decode_failure(body))
             return
         future = request.future
         if future.done():
@@ -236,6 +237,15 @@ class Channel(asyncio.BufferedProtocol):
             future.set_exception(known)
         if self._retired and not self._pending:
             self.close()
+
+    def _refused(self, error: RayQueueError) -> None:
+        """The replica hangs up, and says why. If it had no room for this connection, it has served nothing on it."""
+        if isinstance(error, QueueFullError):
+            pending, self._pending = self._pending, {}
+            for request in pending.values():
+                if not request.future.done():
+                    request.future.set_exception(error)
+        self.close(str(error))
 
     def _not_sent(self) -> RayQueueError:
         node = self.endpoint.node

@@ -232,7 +232,13 @@ class CallSettings(Section):
     max_fetch_bytes: Positive = Field(default=4 * MIB, description="the most that one fetch returns")
     max_fetch_wait_ms: NotNegative = Field(default=30_000, description="the longest that a fetch waits for records")
     disk_readers: Positive = Field(default=4, description="threads that read what is not in memory any more")
-    max_clients: Positive = Field(default=1024, description="clients that are connected with one replica at a time")
+    max_clients: Positive = Field(
+        default=1024, description="connections of clients with one replica; for one more the longest idle is closed"
+    )
+    max_clients_per_source: Positive = Field(default=512, description="the same for those from one address")
+    client_idle_ms: Positive = Field(
+        default=600_000, description="a client that wants nothing for this long is hung up on; members are exempt"
+    )
     max_unanswered: Positive = Field(
         default=4096, description="requests of one client under way at a time; one more is refused"
     )

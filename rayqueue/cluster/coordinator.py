@@ -220,6 +220,10 @@ class Coordinator:
         if self._ready:
             self._memberships.disconnected(self._now_s, client)
 
+    def has_members(self, client: int) -> bool:
+        """Whether somebody who is a member of a group was last heard of on this connection."""
+        return self._ready and self._memberships.has_members(client)
+
     def tick(self, now_s: float) -> None:
         """Let time pass."""
         self._pass_time(now_s)

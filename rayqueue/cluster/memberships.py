@@ -164,6 +164,9 @@ class Memberships:
         for reply in waiting:
             reply(refusal)
 
+    def has_members(self, client: int) -> bool:
+        return self._sessions.has_client(client)
+
     def disconnected(self, now_s: float, client: int) -> None:
         self._now_s = now_s
         self._sessions.disconnected(now_s, client)

@@ -123,6 +123,10 @@ class Sessions:
         session.parked = parked
         self._schedule(session)
 
+    def has_client(self, client: int) -> bool:
+        """Whether a session was last heard of on this connection."""
+        return client in self._clients
+
     def disconnected(self, now_s: float, client: int) -> None:
         for session in self._clients.pop(client, {}).values():
             self.lost(now_s, session)

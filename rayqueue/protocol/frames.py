@@ -8,8 +8,8 @@
 Requests of one connection are begun in the order in which they were sent.
 Answers come in any order. Only ``Kind.APPEND_UNACKED`` has no answer.
 
-The reader owns one buffer, grows it to the largest frame that is allowed and no
-further, and hands out views into it: whoever keeps a body copies it.
+The reader owns one buffer, which grows with what has come up to the largest
+frame that is allowed, and hands out views into it: whoever keeps a body copies it.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from struct import Struct
 from typing import NamedTuple
 
 from rayqueue.errors import TransportError
+from rayqueue.protocol.receiving import ReceiveBuffer
 
 HEAD = Struct("<IBI")
 _LENGTH_BYTES = 4
@@ -64,44 +65,35 @@ class FrameReader:
 
     def __init__(self, max_frame_bytes: int, buffer_bytes: int = 64 * 1024) -> None:
         self._max = max_frame_bytes
-        self._buffer = bytearray(max(buffer_bytes, HEAD.size))
-        self._view = memoryview(self._buffer)
-        self._start = 0  # of what was not handed out yet
-        self._end = 0
+        self._buffer = ReceiveBuffer(max(buffer_bytes, HEAD.size))
+
+    @property
+    def size_bytes(self) -> int:
+        """Memory that it holds."""
+        return self._buffer.size_bytes
 
     def space(self) -> memoryview:
         """Where the next bytes go. Never empty."""
-        if self._start == self._end:
-            self._start = self._end = 0
-        wanted = self._wanted()
-        if self._start + wanted > len(self._buffer) or self._end == len(self._buffer):
-            left = self._end - self._start
-            if wanted > len(self._buffer):
-                grown = bytearray(min(max(wanted, 2 * len(self._buffer)), self._max + _LENGTH_BYTES))
-                grown[:left] = self._view[self._start : self._end]
-                self._buffer, self._view = grown, memoryview(grown)
-            else:
-                self._buffer[:left] = bytes(self._view[self._start : self._end])
-            self._start, self._end = 0, left
-        return self._view[self._end :]
+        unread = self._buffer.unread
+        if len(unread) < _LENGTH_BYTES:
+            return self._buffer.space(HEAD.size)
+        return self._buffer.space(_LENGTH_BYTES + min(int.from_bytes(unread[:_LENGTH_BYTES], "little"), self._max))
 
     def frames(self, received_bytes: int) -> Iterator[Frame]:
         """The frames that are complete now. ``TransportError`` if these bytes are no frames: hang up."""
-        self._end += received_bytes
-        while self._end - self._start >= HEAD.size:
-            length, kind, request = HEAD.unpack_from(self._buffer, self._start)
+        buffer = self._buffer
+        buffer.received(received_bytes)
+        while buffer.unread_bytes >= HEAD.size:
+            unread = buffer.unread
+            length, kind, request = HEAD.unpack_from(unread)
             if not _AFTER_LENGTH <= length <= self._max:
                 raise TransportError(f"a frame of {length} bytes; the limit is {self._max}", length=length)
-            stop = self._start + _LENGTH_BYTES + length
-            if stop > self._end:
+            stop = _LENGTH_BYTES + length
+            if stop > len(unread):
                 return
-            body = self._view[self._start + HEAD.size : stop]
-            self._start = stop
-            yield Frame(kind, request, body)
+            buffer.take(stop)
+            yield Frame(kind, request, unread[HEAD.size : stop])
 
-    def _wanted(self) -> int:
-        """Bytes of the frame under way, as far as is known."""
-        if self._end - self._start < _LENGTH_BYTES:
-            return HEAD.size
-        length = int.from_bytes(self._view[self._start : self._start + _LENGTH_BYTES], "little")
-        return _LENGTH_BYTES + min(length, self._max)
+    def release(self) -> None:
+        """Nothing is expected soon: give memory back."""
+        self._buffer.release()

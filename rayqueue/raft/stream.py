@@ -158,10 +158,12 @@ class Waker:
 class Stream:
     """A plain TCP connection."""
 
-    __slots__ = ("_queue", "_sock", "queued_bytes")
+    __slots__ = ("_queue", "_sock", "queued_bytes", "source")
 
-    def __init__(self, sock: socket.socket) -> None:
+    def __init__(self, sock: socket.socket, source: str = "") -> None:
         self._sock = sock
+        self.source = source
+        """The address it was accepted from."""
         self._queue: deque[Buffer] = deque()
         self.queued_bytes = 0
         """Bytes written to this stream that the kernel has not taken yet."""
@@ -247,8 +249,8 @@ class TlsStream(Stream):
 
     __slots__ = ("_context", "_dialed", "_secured", "_tls", "_wants_write")
 
-    def __init__(self, sock: socket.socket, context: ssl.SSLContext, *, dialed: bool) -> None:
-        super().__init__(sock)
+    def __init__(self, sock: socket.socket, context: ssl.SSLContext, *, dialed: bool, source: str = "") -> None:
+        super().__init__(sock, source)
         self._context = context
         self._dialed = dialed
         self._tls: ssl.SSLSocket | None = None

@@ -35,6 +35,7 @@ import selectors
 import socket
 import ssl
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 
 from rayqueue.config import TransportSettings
@@ -317,7 +318,7 @@ class TcpTransport(Transport):
         now = self._clock()
         for _ in range(_ACCEPTS_PER_POLL):
             try:
-                sock, _ = self._listener.accept()
+                sock, address = self._listener.accept()
             except (BlockingIOError, ConnectionAbortedError):
                 return
             except OSError as error:
@@ -328,9 +329,9 @@ class TcpTransport(Transport):
                 self._timer_at = min(self._timer_at, self._accept_again_at)
                 return
             if len(self._unproven) >= self._settings.max_unauthenticated:
-                self._lost(next(iter(self._unproven)), HandshakeError("too many connections that have proven nothing"))
+                self._lost(self._most_annoying(), HandshakeError("too many connections that have proven nothing"))
             try:
-                stream = self._stream(sock, dialed=False)
+                stream = self._stream(sock, dialed=False, source=address[0])
             except OSError:
                 sock.close()
                 continue
@@ -341,11 +342,17 @@ class TcpTransport(Transport):
             self._timer_at = min(self._timer_at, connection.deadline)
             self._watch(connection)
 
-    def _stream(self, sock: socket.socket, *, dialed: bool) -> Stream:
+    def _most_annoying(self) -> Connection:
+        """The oldest that has proven nothing, of the source that has most of them: a flood pushes itself out."""
+        sources = Counter(connection.stream.source for connection in self._unproven)
+        worst = max(sources.values())
+        return next(each for each in self._unproven if sources[each.stream.source] == worst)
+
+    def _stream(self, sock: socket.socket, *, dialed: bool, source: str = "") -> Stream:
         tune(sock, self._settings.peer_timeout_ms, self._settings.socket_buffer_bytes)
         if self._tls is None:
-            return Stream(sock)
-        return TlsStream(sock, self._tls.client if dialed else self._tls.server, dialed=dialed)
+            return Stream(sock, source)
+        return TlsStream(sock, self._tls.client if dialed else self._tls.server, dialed=dialed, source=source)
 
     def _expect(self, stream: Stream) -> Acceptor:
         nonce = secrets.token_bytes(NONCE_BYTES)

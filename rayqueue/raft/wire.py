@@ -20,7 +20,8 @@ Promises:
   was computed by whoever created the entry and is stored with it, the rest by
   head_crc. TCP's own 16 bits let one damaged segment in 65,536 through.
 - Whatever the bytes, decoding ends in a message or in a ``TransportError``,
-  and never allocates more than ``max_frame_bytes`` for it.
+  and never allocates more than ``max_frame_bytes`` for it, nor more than twice
+  what has come.
 
 Does not authenticate: that is done once per connection by the handshake, and
 continuously by TLS where it is switched on.
@@ -36,6 +37,7 @@ from typing import TypeAlias
 from rayqueue.errors import InvariantBrokenError, TransportError
 from rayqueue.ids import Index, Term
 from rayqueue.log.store import Entry
+from rayqueue.protocol.receiving import ReceiveBuffer
 from rayqueue.raft.messages import (
     AppendEntries,
     AppendReply,
@@ -77,7 +79,6 @@ _KIND_CRC = tuple(crc32c(bytes((kind,))) for kind in range(_TIMEOUT_NOW + 1))
 _MAX_U64 = 2**64 - 1
 # Below this, copying a payload is cheaper than one more element in a gathering write.
 _JOIN_BELOW_BYTES = 4096
-_RESTS_BEFORE_SHRINKING = 64
 
 
 # -- encoding ---------------------------------------------------------------
@@ -237,60 +238,39 @@ def _malformed(why: str) -> TransportError:
 class FrameReader:
     """Turns a stream of received bytes into messages, in place.
 
-    ``space`` lends the free part of the buffer to ``recv_into``; ``messages``
-    decodes what is whole. The frame under way always fits into the buffer, so
-    bytes move at most once, when a frame would run over the buffer's end. For
-    a frame larger than the buffer it grows, and shrinks again only after a
-    while: one large frame is often followed by another, and fresh memory costs
-    more than copying into warm memory.
+    ``space`` lends the free part of the buffer to ``recv_into``; ``messages`` decodes what is whole.
     """
 
-    __slots__ = ("_base_bytes", "_buffer", "_end", "_max_frame_bytes", "_rests", "_start")
+    __slots__ = ("_buffer", "_max_frame_bytes")
 
     def __init__(self, max_frame_bytes: int, buffer_bytes: int) -> None:
         self._max_frame_bytes = max_frame_bytes
-        self._base_bytes = buffer_bytes
-        self._buffer = memoryview(bytearray(buffer_bytes))
-        self._start = 0
-        self._end = 0
-        self._rests = 0  # how often the buffer was empty since it was last larger for a reason
+        self._buffer = ReceiveBuffer(buffer_bytes)
+
+    @property
+    def size_bytes(self) -> int:
+        """Memory that it holds."""
+        return self._buffer.size_bytes
 
     def space(self) -> memoryview:
         """Where the next bytes go. Never empty."""
-        return self._buffer[self._end :]
+        unread = self._buffer.unread
+        if len(unread) < _LENGTH_BYTES:
+            return self._buffer.space(_HEAD)
+        frame_bytes = _LENGTH_BYTES + _LENGTH.unpack_from(unread)[0]
+        return self._buffer.space(min(frame_bytes, self._max_frame_bytes))
 
     def messages(self, received_bytes: int) -> Iterator[Message]:
         """The messages that are whole after ``received_bytes`` more bytes. Must be exhausted before the next
         ``space``. A bad frame raises ``TransportError`` after the good ones before it; the stream is lost then."""
-        self._end += received_bytes
-        while True:
-            waiting = self._end - self._start
-            if waiting < _LENGTH_BYTES:
-                self._make_room(_HEAD)
-                return
-            frame_bytes = _LENGTH_BYTES + _LENGTH.unpack_from(self._buffer, self._start)[0]
+        buffer = self._buffer
+        buffer.received(received_bytes)
+        while buffer.unread_bytes >= _LENGTH_BYTES:
+            unread = buffer.unread
+            frame_bytes = _LENGTH_BYTES + _LENGTH.unpack_from(unread)[0]
             if not _HEAD <= frame_bytes <= self._max_frame_bytes:
                 raise _malformed(f"a frame of {frame_bytes} bytes, {self._max_frame_bytes} are allowed")
-            if waiting < frame_bytes:
-                self._make_room(frame_bytes)
+            if len(unread) < frame_bytes:
                 return
-            frame = self._buffer[self._start : self._start + frame_bytes]
-            self._start += frame_bytes
-            yield decode(frame)
-
-    def _make_room(self, frame_bytes: int) -> None:
-        """Let a frame of this size, whose first part may be here, fit."""
-        waiting = self._end - self._start
-        size = len(self._buffer)
-        wanted = max(frame_bytes, self._base_bytes)
-        self._rests = 0 if frame_bytes > self._base_bytes else self._rests + (waiting == 0)
-        if wanted > size or (waiting == 0 and size > wanted and self._rests > _RESTS_BEFORE_SHRINKING):
-            # A new one instead of a resize: the old memory may still be lent out.
-            fresh = memoryview(bytearray(wanted))
-            fresh[:waiting] = self._buffer[self._start : self._end]
-            self._buffer = fresh
-        elif waiting and self._start + frame_bytes > size:
-            self._buffer[:waiting] = self._buffer[self._start : self._end]
-        elif waiting:
-            return
-        self._start, self._end = 0, waiting
+            buffer.take(frame_bytes)
+            yield decode(unread[:frame_bytes])

@@ -8,10 +8,15 @@ Requests are handed on as they are read, inside ``poll``, which then returns:
 so all that has come goes into one append and one sync. Answers are collected
 and written by ``flush``, one write per client however many there are.
 
-Bounded by ``CallSettings``: connections, bytes read per client and per turn,
-requests that are not answered, answers that are not taken. A client that does
-not take its answers is not heard until it does; one that lets far more pile up
-is hung up on.
+Bounded by ``CallSettings``: connections in all and from one address, bytes read
+per client and per turn, requests that are not answered, answers that are not
+taken. A client that does not take its answers is not heard until it does; one
+that lets far more pile up is hung up on.
+
+Whoever is idle may be hung up on, and comes back when it wants something: after
+``client_idle_ms``, or sooner, the longest idle first, when another client needs
+the place. Idle is who has nothing under way and is no member of a group. So
+connections that only stand there lock nobody out. Everybody is told why.
 """
 
 from __future__ import annotations
@@ -20,6 +25,7 @@ import logging
 import secrets
 import selectors
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import count
@@ -36,7 +42,11 @@ _log = logging.getLogger(__name__)
 _READ, _WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
 _BUFFER_BYTES = 64 * 1024
 _JOIN_BYTES = 64 * 1024
-_TRACE_INTERVAL_S = 5.0
+_COMPLAINT_INTERVAL_S = 5.0
+_EVICTED_AFTER_S = 1.0
+"""Who was heard of more recently than this is not idle, whatever others need."""
+_RELEASED_AFTER_S = 1.0
+"""Who was silent for so long needs no memory to receive into."""
 _HOPELESS = 4
 """How many times the limit of its queue, and the largest answer, may wait for a client before it is hung up on."""
 THE_CONNECTION = 0
@@ -44,13 +54,28 @@ THE_CONNECTION = 0
 
 Serve = Callable[[int, Frame], None]
 Gone = Callable[[int], None]
+Needs = Callable[[int], bool]
 
 
 class _Client:
-    __slots__ = ("closed", "deaf", "fd", "interest", "number", "out", "out_bytes", "reader", "stream", "unanswered")
+    __slots__ = (
+        "closed",
+        "deaf",
+        "fd",
+        "heard_s",
+        "interest",
+        "number",
+        "out",
+        "out_bytes",
+        "reader",
+        "stream",
+        "unanswered",
+    )
 
-    def __init__(self, number: int, stream: Stream, reader: FrameReader) -> None:
+    def __init__(self, number: int, stream: Stream, reader: FrameReader, now_s: float) -> None:
         self.number = number
+        self.heard_s = now_s
+        """When something last went through, in either direction."""
         self.stream = stream
         self.fd = stream.fileno()
         self.reader = reader
@@ -66,24 +91,36 @@ class _Client:
 
 @dataclass(frozen=True, slots=True)
 class ClientStats:
-    connected: int
-    refused: int
+    connected: int = 0
+    refused: int = 0
     """Turned away because there were too many."""
-    hung_up: int
-    """Closed from here: they spoke nonsense, or did not take their answers."""
+    hung_up: int = 0
+    """Closed from here: they spoke nonsense, did not take their answers, or were idle."""
 
 
 class Clients:
-    """``serve`` gets each request, ``gone`` each client that went, both on the engine's thread."""
+    """``serve`` gets each request, ``gone`` each client that went; ``needs`` says whether one matters though nothing
+    is under way. All on the engine's thread."""
 
-    def __init__(self, settings: CallSettings, max_frame_bytes: int, serve: Serve, gone: Gone) -> None:
+    def __init__(
+        self,
+        settings: CallSettings,
+        max_frame_bytes: int,
+        serve: Serve,
+        gone: Gone,
+        needs: Needs = lambda _: False,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.token = secrets.token_bytes(TOKEN_BYTES)
         self.stirred = False
         self._settings = settings
         self._max_frame_bytes = max_frame_bytes
         self._serve = serve
         self._gone = gone
+        self._needs = needs
+        self._clock = clock
         self._numbers = count(1)
+        self._sources: Counter[str] = Counter()
         self._clients: dict[int, _Client] = {}
         self._written_to: dict[_Client, None] = {}
         self._half_read: dict[_Client, None] = {}
@@ -94,7 +131,7 @@ class Clients:
         self._selector: selectors.BaseSelector | None = None
         self._refused = 0
         self._hung_up = 0
-        self._trace_again_s = 0.0
+        self._complain_again_s = 0.0
 
     # -- the transport's side (rayqueue.raft.clients.ClientPort) ----------------------
 
@@ -103,13 +140,15 @@ class Clients:
 
     def admit(self, stream: Stream, unread: bytes) -> None:
         reader = FrameReader(self._max_frame_bytes, _BUFFER_BYTES)
-        client = _Client(next(self._numbers), stream, reader)
-        if len(self._clients) >= self._settings.max_clients:
+        client = _Client(next(self._numbers), stream, reader, self._clock())
+        full = self._make_room(stream.source)
+        if full is not None:
             self._refused += 1
-            self._last_words(client, QueueFullError(f"{len(self._clients)} clients are connected, which is the limit"))
+            self._last_words(client, full)
             stream.close()
             return
         self._clients[client.number] = client
+        self._sources[stream.source] += 1
         try:
             reader.space()[: len(unread)] = unread
             self._take(client, len(unread))
@@ -119,9 +158,42 @@ class Clients:
             return
         self._watch(client)
 
+    def _make_room(self, source: str) -> QueueFullError | None:
+        """Let another one of this source in: hang up on the longest idle if that is needed. Or say why it cannot be."""
+        settings, candidates = self._settings, list(self._clients.values())
+        if self._sources[source] >= settings.max_clients_per_source:
+            candidates = [client for client in candidates if client.stream.source == source]
+            text = f"{len(candidates)} clients of this address are connected, which is the limit; none of them is idle"
+        elif len(candidates) >= settings.max_clients:
+            text = f"{len(candidates)} clients are connected, which is the limit; none of them is idle"
+        else:
+            return None
+        before_s = self._clock() - _EVICTED_AFTER_S
+        for client in sorted(candidates, key=lambda client: client.heard_s):
+            if client.heard_s <= before_s and self._is_idle(client):
+                self._lost(client, TransportError("idle, and another client needed the place; connect again"))
+                return None
+        return QueueFullError(text)
+
+    def _is_idle(self, client: _Client) -> bool:
+        """Nothing is under way: no request, no answer; and nobody needs it to be there."""
+        return not client.unanswered and not client.stream.queued_bytes and not self._needs(client.number)
+
+    def sweep(self) -> None:
+        """Now and then: hang up on who is idle for too long, or does not take its answers; give memory back."""
+        now_s = self._clock()
+        idle_s = self._settings.client_idle_ms / 1000
+        for client in list(self._clients.values()):
+            silent_s = now_s - client.heard_s
+            if silent_s >= idle_s and (client.deaf or self._is_idle(client)):
+                self._lost(client, TransportError(f"idle for {silent_s:.0f} s; connect again"))
+            elif silent_s >= _RELEASED_AFTER_S:
+                client.reader.release()
+
     def on_ready(self, client: _Client, mask: int) -> None:
         if client.closed:
             return  # by what happened earlier in this round
+        client.heard_s = self._clock()
         try:
             if mask & _READ and not client.deaf:
                 self._read(client)
@@ -186,10 +258,7 @@ class Clients:
         client = self._clients.get(number)
         if client is None:
             return
-        now_s = time.monotonic()
-        if now_s >= self._trace_again_s:  # let nobody fill the log
-            self._trace_again_s = now_s + _TRACE_INTERVAL_S
-            _log.error("client %d is hung up on for what it sent", number, exc_info=error)
+        self._complain("client %d is hung up on for what it sent", number, error=error)
         self._lost(client, TransportError(f"what this client sent could not be served: {type(error).__name__}"))
 
     def flush(self) -> None:
@@ -283,7 +352,7 @@ class Clients:
             return
         if isinstance(error, TransportError):
             self._hung_up += 1
-            _log.warning("client %d: %s", client.number, error)
+            self._complain("client %d: %s", client.number, error)
             self._last_words(client, error)
         client.closed = True
         if client.interest and self._selector is not None:
@@ -291,10 +360,20 @@ class Clients:
             client.interest = 0
         client.stream.close()
         del self._clients[client.number]
+        self._sources[client.stream.source] -= 1
+        if not self._sources[client.stream.source]:
+            del self._sources[client.stream.source]
         self._half_read.pop(client, None)
         self._written_to.pop(client, None)
         self.stirred = True
         self._gone(client.number)
+
+    def _complain(self, text: str, *values: object, error: Exception | None = None) -> None:
+        """Log, but let nobody fill the log: once in a while. The others are counted (``ClientStats``)."""
+        now_s = self._clock()
+        if now_s >= self._complain_again_s:
+            self._complain_again_s = now_s + _COMPLAINT_INTERVAL_S
+            _log.warning(text, *values, exc_info=error)
 
     def _last_words(self, client: _Client, error: RayQueueError) -> None:
         """Tell why, at best effort."""

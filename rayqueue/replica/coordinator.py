@@ -143,6 +143,9 @@ class CoordinatorService:
         self._replica.check_leads()  # says who does, which the coordinator itself does not know
         self._coordinator.handle(time.monotonic(), client, call, lambda answer: self._send(client, request, answer))
 
+    def needs(self, client: int) -> bool:
+        return self._coordinator.has_members(client)
+
     def client_gone(self, client: int) -> None:
         self._coordinator.disconnected(time.monotonic(), client)
 

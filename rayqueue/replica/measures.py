@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from rayqueue.replica.clients import ClientStats
 from rayqueue.replica.status import Status
 
 
@@ -19,6 +20,7 @@ class Measures:
     """How often this replica became the leader."""
     longest_sync_s: float
     """Of the second before."""
+    clients: ClientStats = field(default=ClientStats(), kw_only=True)
 
 
 @dataclass(frozen=True, slots=True)

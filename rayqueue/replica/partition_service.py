@@ -137,6 +137,9 @@ class PartitionService:
         else:
             raise InvalidInputError(f"there is no request of kind {kind}", kind=kind)
 
+    def needs(self, client: int) -> bool:
+        return client in self._checks
+
     def client_gone(self, client: int) -> None:
         self._parked.take_client(client)
         self._admission.line.client_gone(client)

@@ -27,7 +27,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from random import Random
 from typing import Any
@@ -137,7 +137,9 @@ class Replica:
 
         self._service = None if service is None else service(self)
         max_frame_bytes = self._log_settings.max_batch_bytes + _FRAME_SLACK_BYTES
-        self._clients = Clients(self._call_settings, max_frame_bytes, self._serve, self._client_gone)
+        self._clients = Clients(
+            self._call_settings, max_frame_bytes, self._serve, self._client_gone, self._client_needed
+        )
         if self._service is not None:
             transport.serve_clients(self._clients)
         self._thread = threading.Thread(target=self._main, name=f"raft {store.group_id} {store.node_id}", daemon=True)
@@ -542,8 +544,10 @@ class Replica:
             self._maintain_at_s = now
         self.status = self._status()
         if not more:
-            self.measures = self._measure(self.status, self._elected, self._longest_sync_s)
+            measured = self._measure(self.status, self._elected, self._longest_sync_s)
+            self.measures = replace(measured, clients=self._clients.stats())
             self._longest_sync_s = 0.0
+        self._clients.sweep()
         self._on_maintenance()
 
     def _end(self) -> None:
@@ -572,6 +576,9 @@ class Replica:
     def _client_gone(self, client: int) -> None:
         if self._service is not None:
             self._service.client_gone(client)
+
+    def _client_needed(self, client: int) -> bool:
+        return self._service is not None and self._service.needs(client)
 
     # -- small things ---------------------------------------------------------------------------
 

@@ -25,6 +25,9 @@ class Service(Protocol):
     def serve(self, client: int, frame: Frame) -> None:
         """A request. Its body is valid during this call only. A ``RayQueueError`` raised here is its answer."""
 
+    def needs(self, client: int) -> bool:
+        """Whether this client's connection matters though nothing is under way on it."""
+
     def client_gone(self, client: int) -> None:
         """The connection is closed. Nothing can be sent to it any more; numbers are not used again."""
 

@@ -7,7 +7,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rayqueue.errors import TransportError
-from rayqueue.protocol.frames import HEAD, FrameReader, Kind, head
+from rayqueue.protocol.frames import HEAD, Frame, FrameReader, Kind, head
 
 # A busy machine is no finding.
 relaxed = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -61,8 +61,46 @@ def test_a_length_that_cannot_be_is_refused_before_anything_is_read(length: int)
         list(reader.frames(HEAD.size))
 
 
+def test_memory_grows_with_what_has_come_and_not_with_what_was_announced() -> None:
+    limit = 1 << 26
+    reader = FrameReader(limit)
+    reader.space()[: HEAD.size] = HEAD.pack(limit, Kind.APPEND, 1)
+    assert list(reader.frames(HEAD.size)) == []
+    came = HEAD.size
+    while came < 1 << 20:
+        space = reader.space()
+        assert reader.size_bytes <= max(2 * came, 4096)
+        assert list(reader.frames(len(space))) == []
+        came += len(space)
+    assert reader.size_bytes <= 2 * came
+
+
 def test_the_buffer_grows_to_the_limit_and_not_further() -> None:
     reader = FrameReader(LIMIT, 16)
-    reader.space()[: HEAD.size] = HEAD.pack(LIMIT, Kind.APPEND, 1)
-    assert list(reader.frames(HEAD.size)) == []
-    assert len(reader.space()) == LIMIT + 4 - HEAD.size
+    stream = HEAD.pack(LIMIT, Kind.APPEND, 1) + bytes(LIMIT - 5)
+    assert [len(frame.body) for frame in feed_whole(reader, stream)] == [LIMIT - 5]
+    assert reader.size_bytes == LIMIT + 4
+
+
+def feed_whole(reader: FrameReader, stream: bytes) -> list[Frame]:
+    found: list[Frame] = []
+    while stream:
+        space = reader.space()
+        piece, stream = stream[: len(space)], stream[len(space) :]
+        space[: len(piece)] = piece
+        found += reader.frames(len(piece))
+    return found
+
+
+def test_an_idle_reader_gives_its_memory_back() -> None:
+    reader = FrameReader(1 << 20)
+    stream = HEAD.pack(1 << 20, Kind.APPEND, 1) + bytes((1 << 20) - 5)
+    feed_whole(reader, stream)
+    assert reader.size_bytes > 1 << 20
+    reader.release()
+    assert reader.size_bytes <= 4096
+    feed_whole(reader, stream[:5000])
+    kept = reader.size_bytes
+    reader.release()  # not what is in it
+    assert reader.size_bytes == kept
+    assert len(feed_whole(reader, stream[5000:])) == 1
