@@ -3,18 +3,20 @@
 
 PYTHON := .venv/bin/python
 SCHEDULES ?= 1500
+INPUTS ?= 2000
 SEED ?= 1
 WORLD ?= partition
 WORKERS ?= auto
 
 export RAY_USAGE_STATS_ENABLED := 0
 
-.PHONY: help setup demo test lint types imports unit integration e2e chaos format sim docs bench build clean
+.PHONY: help setup demo test lint types imports unit integration e2e chaos format sim fuzz docs bench build clean
 
 help:
 	@echo "make demo                      set up, then show that a killed leader loses nothing"
 	@echo "make test                      set up, then lint, types, import rules and tests"
 	@echo "make sim SCHEDULES=n SEED=s    n seeded fault schedules of the simulator; WORLD=cluster: of the coordinator"
+	@echo "make fuzz INPUTS=n SEED=s      n wrong inputs for every decoder of others' bytes, then for a live replica"
 	@echo "make chaos                     nodes, coordinators, leaders, drivers and queries killed on real clusters; some minutes"
 	@echo "make e2e                       what a person does at a terminal: commands, pipes, signals"
 	@echo "make bench [QUICK=1]           every published figure, measured again"
@@ -61,6 +63,10 @@ chaos: setup
 format: setup
 	$(PYTHON) -m ruff check --fix
 	$(PYTHON) -m ruff format
+
+fuzz: setup
+	$(PYTHON) -m pytest -q tests/fuzz
+	@$(PYTHON) -m tests.fuzz.campaign --inputs $(INPUTS) --seed $(SEED)
 
 sim: setup
 	@$(PYTHON) -m tests.sim.campaign --world $(WORLD) --schedules $(SCHEDULES) --seed $(SEED)

@@ -61,6 +61,6 @@ class Members:
         try:
             fields = json.loads(data)
             return cls.of(fields["voters"], fields["learners"])
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             # It was committed by a majority and passed its checksum: only a bug can have written it.
             raise InvariantBrokenError(f"a membership entry cannot be read: {error}") from error

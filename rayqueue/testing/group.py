@@ -158,6 +158,10 @@ class ProcessGroup:
         leading = [status for status in self.statuses().values() if status.role == "leader"]
         return max(leading, key=lambda status: status.term).node_id if leading else None
 
+    def token(self, node: NodeId) -> bytes:
+        """What clients of this replica's socket prove that they hold."""
+        return bytes.fromhex(self._processes[node].ask("token"))
+
     def usage(self, node: NodeId) -> Usage:
         return Usage(**self._processes[node].ask("usage"))
 

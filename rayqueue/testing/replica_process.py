@@ -158,6 +158,9 @@ class ReplicaServer:
     def on_inspect(self, _: dict[str, Any], __: list[bytes], answer: Answer) -> None:
         self.replica.inspect(answer)
 
+    def on_token(self, _: dict[str, Any], __: list[bytes], answer: Answer) -> None:
+        answer(self.replica.token.hex())
+
     def on_usage(self, _: dict[str, Any], __: list[bytes], answer: Answer) -> None:
         self.replica.inspect(lambda status: answer(asdict(usage(status))))
 
