@@ -26,11 +26,11 @@ from typing import Any
 
 from pydantic import SecretStr
 
-from rayqueue.actors.names import check_id
+from rayqueue.actors.names import COORDINATOR, check_id
 from rayqueue.config import Settings
 from rayqueue.errors import StorageError
 from rayqueue.ids import GroupId, NodeId
-from rayqueue.log.lmdb_file import half_made
+from rayqueue.log.lmdb_file import Holder, half_made, holder
 from rayqueue.log.private import make_directory
 
 BROKER_LABEL = "rayqueue.broker"
@@ -64,6 +64,8 @@ class Home:
     secret: SecretStr | None
     memory_bytes: int = 0
     """What processes may use on this host; 0 if that is not known."""
+    used_by: Holder | None = None
+    """Who has a replica of the coordinator open here."""
 
 
 def look(data_dir: Path, *, label: str | None, host: str, ray_node: str) -> Home:
@@ -75,7 +77,7 @@ def look(data_dir: Path, *, label: str | None, host: str, ray_node: str) -> Home
         broker = check_id(label if label is not None else (data_dir / _BROKER_FILE).read_text())
         free_bytes = shutil.disk_usage(data_dir).free
         cluster, secret = load_cluster(data_dir), load_secret(data_dir)
-        return Home(broker, host, ray_node, free_bytes, cluster, secret, memory_bytes())
+        return Home(broker, host, ray_node, free_bytes, cluster, secret, memory_bytes(), used_by(data_dir))
     except OSError as error:
         raise StorageError(f"the data directory {data_dir} on {host} cannot be used: {error}") from error
 
@@ -91,6 +93,12 @@ def memory_bytes(cgroups: Path = Path("/sys/fs/cgroup")) -> int:
         if told.isdigit():  # "max" is none
             most = min(most, int(told))
     return most
+
+
+def used_by(data_dir: Path) -> Holder | None:
+    """The process that has a replica of the coordinator open. There is none when a cluster may be started."""
+    replicas = sorted((data_dir / COORDINATOR).glob("*"))
+    return next((found for each in replicas if (found := holder(each)) is not None), None)
 
 
 def settle(data_dir: Path, cluster: ClusterManifest, secret: SecretStr) -> None:

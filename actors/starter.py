@@ -14,7 +14,6 @@ starts the cluster.
 from __future__ import annotations
 
 import logging
-import os
 import threading
 import time
 import uuid
@@ -28,7 +27,7 @@ from ray.exceptions import RayError
 from rayqueue.actors import home, nodes
 from rayqueue.actors.coordinator import CoordinatorSpec
 from rayqueue.actors.home import ClusterManifest, Home
-from rayqueue.actors.names import COORDINATOR, actor_name
+from rayqueue.actors.names import COORDINATOR, COORDINATOR_PREFIX, actor_name
 from rayqueue.actors.nodes import RayNode
 from rayqueue.actors.start import start_coordinator
 from rayqueue.cluster.growth import coordinators_for
@@ -45,6 +44,7 @@ _UNUSED_S = 60.0
 _LINGER_S = 2.0
 _SETTLE_S = 20.0
 _LOOK_AGAIN_S = 0.2
+_ENDING_S = 3.0
 _ASK_S = 2.0
 _ASK_AGAIN_S = 0.02
 
@@ -72,7 +72,9 @@ class StarterActor:
 
     @staticmethod
     def _end_after(seconds: float) -> threading.Timer:
-        timer = threading.Timer(seconds, os._exit, [0])
+        # Ray's own way to end an actor, after what waits for it: a process that just exits is reported as a failure.
+        terminate = ray.get_runtime_context().current_actor.__ray_terminate__
+        timer = threading.Timer(seconds, terminate.remote)
         timer.daemon = True
         timer.start()
         return timer
@@ -80,7 +82,7 @@ class StarterActor:
 
 def start_cluster(settings: Settings) -> None:
     """Returns once a coordinator leads. ``ClusterStartError`` names what was missing for too long."""
-    homes = _homes(settings, time.monotonic() + LOOK_S)
+    homes = _unused_homes(settings)
     deadline_s = time.monotonic() + settings.cluster.start_timeout_ms / 1000
     cluster = known_cluster(homes.values())
     secret = settings.transport.secret or next((each.secret for each in homes.values() if each.secret), None)
@@ -171,6 +173,32 @@ def _homes(settings: Settings, deadline_s: float) -> dict[str, Home]:
     return homes
 
 
+def _unused_homes(settings: Settings) -> dict[str, Home]:
+    """``StorageError`` if another Ray's replicas, or another namespace's, have the data open.
+
+    Those of a Ray that was ended a moment ago may: they have a few seconds to be gone.
+    """
+    deadline_s: float | None = None
+    while True:
+        homes = _homes(settings, time.monotonic() + LOOK_S)
+        used = next((each for each in homes.values() if each.used_by is not None), None)
+        if used is None or any(name.startswith(COORDINATOR_PREFIX) for name in nodes.found_actors(settings.namespace)):
+            return homes
+        text = f"the data directory {settings.data_dir} on {used.host} is in use by {used.used_by}"
+        if deadline_s is None:
+            _log.warning("%s; waiting %.0f s for its end", text, _ENDING_S)
+            deadline_s = time.monotonic() + _ENDING_S
+        elif time.monotonic() > deadline_s:
+            raise StorageError(
+                f"{text}: a queue runs on it already, on another Ray or in another namespace. Connect with that one "
+                "(address=, namespace=), end it first (rq.shutdown(), `rayqueue down`), or use another data_dir",
+                path=str(settings.data_dir),
+                reason="locked",
+                pid=used.used_by.pid if used.used_by is not None else 0,
+            )
+        time.sleep(_LOOK_AGAIN_S)
+
+
 def _wait_for_majority(
     settings: Settings, cluster: ClusterManifest, homes: dict[str, Home], deadline_s: float
 ) -> dict[str, Home]:
@@ -219,8 +247,10 @@ def _start_coordinators(
 def _wait_until_led(started: Mapping[NodeId, Any], cluster: ClusterManifest, deadline_s: float) -> None:
     """Until one leads; and if the cluster is being made, until all of them run."""
     problems: dict[NodeId, str] = {}
+    hopeless: dict[NodeId, RayQueueError] = {}
     running: set[NodeId] = set()
     led = False
+    needed = len(cluster.coordinators) // 2 + 1 if cluster.complete else len(cluster.coordinators)
     while not led or not (cluster.complete or len(running) == len(cluster.coordinators)):
         if time.monotonic() > deadline_s:
             told = "; ".join(f"{node}: {problem}" for node, problem in sorted(problems.items()))
@@ -231,11 +261,23 @@ def _wait_until_led(started: Mapping[NodeId, Any], cluster: ClusterManifest, dea
                 status = ray.get(ref, timeout=max(0.1, min(_ASK_S, deadline_s - time.monotonic())))
             except (RayError, RayQueueError) as error:
                 problems[node] = str(error).strip().splitlines()[-1]
+                cause = getattr(error, "cause", error)  # without Ray's wrapping
+                if isinstance(cause, StorageError) and not cause.retriable:
+                    hopeless[node] = cause
                 continue
             running.add(node)
             problems[node] = f"{status.role} of term {status.term}"
             led = led or status.role == "leader"
+        if hopeless and len(cluster.coordinators) - len(hopeless) < needed:
+            raise _cannot_start(cluster, hopeless)
         time.sleep(_ASK_AGAIN_S)
+
+
+def _cannot_start(cluster: ClusterManifest, problems: Mapping[NodeId, RayQueueError]) -> RayQueueError:
+    """Too few coordinators can ever run. The error is the first one's own, for it says what to do."""
+    first = problems[min(problems)]
+    told = "; ".join(f"{node}: {problem}" for node, problem in sorted(problems.items()))
+    return type(first)(f"the coordinator of {cluster.cluster_id} cannot start: {told}", **first.details)
 
 
 def _settle(settings: Settings, homes: Iterable[Home], cluster: ClusterManifest) -> None:

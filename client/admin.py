@@ -23,6 +23,7 @@ from rayqueue.actors.names import actor_name
 from rayqueue.client.arguments import did_you_mean
 from rayqueue.client.calls import typed
 from rayqueue.client.routing import Routes, ask
+from rayqueue.client.waiting import telling
 from rayqueue.errors import (
     ClusterStartError,
     GroupNotEmptyError,
@@ -63,6 +64,7 @@ Progress = Callable[[int, int], None]
 
 _STATUS_TIMEOUT_S = 2.0
 _AT_ONCE = 64
+_TOLD_PARTITIONS = 3
 _FORGET_ATTEMPTS = 5
 """A consumer without membership may commit while its group is deleted."""
 
@@ -159,9 +161,10 @@ def create_topic(
         if_missing=if_missing,
         attempt=uuid.uuid4().hex,
     )
-    info: TopicInfo = _ask(rq, call)
+    with telling(lambda: f"waiting for the coordinator, which finds places for topic {name!r}"):
+        info: TopicInfo = _ask(rq, call)
     if wait:
-        rq.io.call(_wait_for_leaders(rq, info, info.partitions, on_progress))
+        _until_led(rq, info, info.partitions, on_progress)
     return info
 
 
@@ -192,7 +195,7 @@ def alter_topic(
     if wait:
         known = {partition.number for partition in before.partitions}
         new = [partition for partition in info.partitions if partition.number not in known]
-        rq.io.call(_wait_for_leaders(rq, info, new, on_progress))
+        _until_led(rq, info, new, on_progress)
     return info
 
 
@@ -214,6 +217,31 @@ def _check_keys(settings: Iterable[str]) -> None:
     for key in settings:
         if key not in known:
             raise InvalidInputError(f"a topic has no setting {key!r}{did_you_mean(key, known)}", key=key)
+
+
+def _until_led(
+    rq: RayQueue, info: TopicInfo, partitions: Sequence[PartitionInfo], on_progress: Progress | None
+) -> None:
+    """Wait for a leader of each, and say what is missing: on the way, and in the error."""
+    with telling(lambda: f"waiting for leaders: {_standing(rq, info, partitions)}"):
+        try:
+            rq.io.call(_wait_for_leaders(rq, info, partitions, on_progress))
+        except ClusterStartError as error:
+            raise ClusterStartError(f"{error} ({_standing(rq, info, partitions)})", **error.details) from error
+
+
+def _standing(rq: RayQueue, info: TopicInfo, partitions: Sequence[PartitionInfo]) -> str:
+    """Which replicas of the partitions without a leader have started, and what keeps the others."""
+    statuses = _statuses(rq, info)
+    waiting = [each for each in (_described(partition, statuses) for partition in partitions) if each.leader is None]
+    told = [f"{len(partitions) - len(waiting)} of {len(partitions)} partitions of {info.name} have one"]
+    for each in waiting[:_TOLD_PARTITIONS]:
+        problems = [
+            f"{replica.node} on {replica.broker}: {replica.problem}" for replica in each.replicas if replica.problem
+        ]
+        started = f"{each.in_sync} of {len(each.replicas)} replicas of {info.name}-{each.number} have started"
+        told.append(f"{started} ({'; '.join(problems)})" if problems else started)
+    return ", ".join(told)
 
 
 async def _wait_for_leaders(

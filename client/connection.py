@@ -19,7 +19,6 @@ import atexit
 import contextlib
 import logging
 import os
-import socket
 import threading
 import time
 from collections.abc import Iterable, Mapping
@@ -33,14 +32,16 @@ from typing_extensions import Self, Unpack
 
 from rayqueue.actors.names import COORDINATOR_PREFIX, STARTER
 from rayqueue.actors.nodes import found_actors
-from rayqueue.client import admin
+from rayqueue.client import admin, local_ray
 from rayqueue.client.arguments import check_path, check_text, check_topics, hinted
-from rayqueue.client.embedded import loopback_only, start_embedded_ray
+from rayqueue.client.embedded import start_embedded_ray
 from rayqueue.client.forks import forked, leave_ray_alone
 from rayqueue.client.io import IoThread
+from rayqueue.client.joining import check_current, current_ray, find_ray, join_ray
 from rayqueue.client.lifecycle import stop_cluster
 from rayqueue.client.replicas import wait_for_answers
 from rayqueue.client.router import ClusterRoutes
+from rayqueue.client.waiting import telling
 from rayqueue.config import Settings
 from rayqueue.errors import (
     ClosedError,
@@ -60,7 +61,6 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-_DIAL_S = 1.0
 _ANSWERS_S = 5.0
 _LOOK_AGAIN_S = 0.1
 _MARGIN_S = 90.0
@@ -84,14 +84,13 @@ def connect(
     ``data_dir`` is where each node keeps its data, if the queue has to be started. What is found there is continued.
     ``ConfigError`` if it runs already, on another directory.
     """
+    _refuse_in_child()
     if address is not None:
         check_text("address", address)
     if settings is not None and not isinstance(settings, Settings):
         raise InvalidInputError(f"settings are rayqueue.Settings(...), not {type(settings).__name__}")
     settings = _merged(settings, namespace, data_dir)
-    own_ray = _join_ray(address, create=create)
-    rq = RayQueue(settings)
-    _find_or_start(rq, create=create, own_ray=own_ray)
+    rq = _joined(address, settings, create=create)
     if data_dir is not None:
         _check_data_dir(settings)
     return rq
@@ -118,7 +117,7 @@ class RayQueue:
     def __init__(self, settings: Settings, ray_address: str | None = None) -> None:
         self.settings = settings
         self.namespace = settings.namespace
-        self._ray_address = ray_address or _current_ray()
+        self._ray_address = ray_address or current_ray()
         self._shared: _Shared | None = None
         self._closed = False
         self._lock = threading.Lock()
@@ -158,7 +157,10 @@ class RayQueue:
                 if self._closed:
                     raise ClosedError("this connection was closed; connect again")
                 if not ray.is_initialized():
-                    _join_ray(self._ray_address, create=False)
+                    found = find_ray(self._ray_address, self.settings.data_dir)
+                    if found is None:
+                        raise ClusterNotFoundError("no Ray runs here, and none was to be started")
+                    join_ray(found)
                 shared = self._shared = _Shared.of(self.settings)
         return shared
 
@@ -280,7 +282,7 @@ class _Shared:
 
     @classmethod
     def of(cls, settings: Settings) -> _Shared:
-        key = (_current_ray() or "", settings)
+        key = (current_ray() or "", settings)
         with cls._all_lock:
             shared = cls._all.get(key)
             if shared is None or not shared.usable:
@@ -347,106 +349,6 @@ os.register_at_fork(after_in_child=_after_fork)
 atexit.register(_Shared.end_all)  # before Ray's own, which was registered when it was imported
 
 
-# -- to Ray -------------------------------------------------------------------------------------
-
-
-def _join_ray(address: str | None, *, create: bool) -> bool:
-    """Be connected with a Ray. Whether it is a new one, that nobody else knows yet."""
-    _refuse_in_child()
-    if ray.is_initialized():
-        current = _current_ray()
-        if address not in (None, "auto", "local", current) and _canonical(address) != current:
-            raise ConfigError(f"this process is connected with the Ray at {current} already, not with {address}")
-        return False
-    found = address if address is not None else _running_ray()
-    if found is not None and found != "local":
-        try:
-            _show_token()
-            _knock(found)
-            with _by_loopback(found):
-                ray.init(address=found, log_to_driver=False, logging_level=logging.ERROR)
-        except (ConnectionError, OSError, ValueError, RuntimeError) as error:
-            raise ClusterNotFoundError(f"no Ray can be reached at {found}: {error}", address=found) from error
-        return False
-    if not create:
-        raise ClusterNotFoundError("no Ray runs here, and none was to be started")
-    start_embedded_ray()
-    return True
-
-
-def _current_ray() -> str | None:
-    return ray.get_runtime_context().gcs_address if ray.is_initialized() else None
-
-
-def _running_ray() -> str | None:
-    """The one that ``ray.init()`` would find: of RAY_ADDRESS, or started by ``ray start`` on this machine."""
-    told = os.environ.get("RAY_ADDRESS")
-    if told:
-        return told
-    from ray._private.utils import read_ray_address
-
-    found: str | None = read_ray_address()
-    if found is None:
-        return None
-    return found if _listens(found) else None  # the file outlives a Ray that was killed
-
-
-def _listens(address: str) -> bool:
-    host, _, port = address.rpartition(":")
-    try:
-        with socket.create_connection((host, int(port)), _DIAL_S):
-            return True
-    except (OSError, ValueError):
-        return False
-
-
-def _show_token() -> None:
-    """A Ray that was started with a token lets nobody in without it; one that was not does not mind it.
-
-    ``ray.init`` takes the token of ~/.ray by itself for a Ray that it starts, not for one that it joins.
-    """
-    from ray._private.authentication import authentication_token_setup as setup
-
-    logging.getLogger(setup.__name__).setLevel(logging.ERROR)
-    setup.maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
-
-
-def _knock(address: str) -> None:
-    """``ClusterNotFoundError`` at once if that Ray does not let us in; ``ray.init`` would try for 20 s."""
-    if not _listens(address):
-        return
-    from ray._raylet import GcsClient  # type: ignore[attr-defined]
-    from ray.exceptions import AuthenticationError, RpcError
-
-    try:
-        GcsClient(address=address)
-    except AuthenticationError:
-        raise ClusterNotFoundError(
-            f"the Ray at {address} does not let this process in: it has another token, and may be another user's. "
-            f'Say which Ray is meant (address=; "local" is a new one), or where its token is (RAY_AUTH_TOKEN_PATH)',
-            address=address,
-        ) from None
-    except RpcError as error:
-        _log.info("the Ray at %s does not answer: %s", address, error)  # ray.init finds out why
-
-
-def _by_loopback(address: str) -> contextlib.AbstractContextManager[None]:
-    """Ray takes a loopback address for this machine's other one. A Ray like ours listens on loopback only."""
-    outside = _canonical(address)
-    if outside not in (None, address) and _listens(address) and not _listens(outside):
-        return loopback_only()
-    return contextlib.nullcontext()
-
-
-def _canonical(address: str | None) -> str | None:
-    from ray._private.services import canonicalize_bootstrap_address
-
-    try:
-        return canonicalize_bootstrap_address(address)  # type: ignore[arg-type]
-    except (ConnectionError, ValueError):
-        return address
-
-
 # -- to RayQueue --------------------------------------------------------------------------------
 
 
@@ -465,6 +367,49 @@ def _with_changes(settings: Settings, changes: Mapping[str, Any]) -> Settings:
     return settings.model_copy(update=dict(changes)) if changes else settings
 
 
+def _joined(address: str | None, settings: Settings, *, create: bool) -> RayQueue:
+    """On a Ray that is there; or else on a new one, which others who want the same data then find."""
+    if ray.is_initialized():
+        check_current(address)
+        return _found_or_started(settings, create=create, own_ray=False)
+    found = find_ray(address, settings.data_dir)
+    if found is not None:
+        join_ray(found)
+        return _found_or_started(settings, create=create, own_ray=False)
+    if not create:
+        raise ClusterNotFoundError("no Ray runs here, and none was to be started")
+    patience_ms = settings.cluster.start_timeout_ms + int(_MARGIN_S * 1000)
+    with local_ray.starting(settings.data_dir, patience_ms):
+        found = find_ray(address, settings.data_dir)  # another process may have started one meanwhile
+        if found is not None:
+            join_ray(found)
+            return _found_or_started(settings, create=create, own_ray=False)
+        with telling(lambda: "waiting for Ray to start on this machine"):
+            start_embedded_ray()
+        rq = _found_or_started(settings, create=create, own_ray=True)
+        _leave_note(settings.data_dir)
+        return rq
+
+
+def _leave_note(data_dir: Path) -> None:
+    pid = os.getpid()
+    started, where = local_ray.process_started(pid), current_ray()
+    if started is not None and where is not None:
+        local_ray.leave(data_dir, local_ray.LocalRay(pid, started, where, None, command=False))
+        atexit.register(_take_note_back, data_dir, pid)
+
+
+def _take_note_back(data_dir: Path, pid: int) -> None:
+    if pid == os.getpid():  # and not a forked child, whose parent's Ray goes on
+        local_ray.forget(data_dir, pid)
+
+
+def _found_or_started(settings: Settings, *, create: bool, own_ray: bool) -> RayQueue:
+    rq = RayQueue(settings)
+    _find_or_start(rq, create=create, own_ray=own_ray)
+    return rq
+
+
 def _find_or_start(rq: RayQueue, *, create: bool, own_ray: bool) -> None:
     """Until a coordinator answers. It may take a while if the cluster is being started, by us or by somebody else."""
     settings = rq.settings
@@ -475,15 +420,17 @@ def _find_or_start(rq: RayQueue, *, create: bool, own_ray: bool) -> None:
             raise ClusterNotFoundError(
                 f"no RayQueue runs in namespace {settings.namespace!r} of this Ray, and none was to be started"
             )
-        if own_ray:
-            from rayqueue.actors.starter import start_cluster  # late: most who connect start nothing
+        with telling(lambda: f"waiting for the start of the queue in {settings.data_dir}: no coordinator leads yet"):
+            if own_ray:
+                from rayqueue.actors.starter import start_cluster  # late: most who connect start nothing
 
-            start_cluster(settings)
-        else:
-            _start_by_actor(settings, deadline_s)
+                start_cluster(settings)
+            else:
+                _start_by_actor(settings, deadline_s)
         if time.monotonic() > deadline_s:
             raise ClusterStartError("the cluster was started and is not there", missing=[])
-    rq._ask_cluster(patience_ms)
+    with telling(lambda: f"waiting for an answer of the coordinator in namespace {settings.namespace!r}"):
+        rq._ask_cluster(patience_ms)
 
 
 def _check_data_dir(settings: Settings) -> None:

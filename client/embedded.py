@@ -23,6 +23,7 @@ from typing import Any
 import ray
 
 from rayqueue.config import MIB
+from rayqueue.errors import ClusterStartError
 
 RAY_SYSTEM_SETTINGS = {
     # Arguments and results up to this size travel inside the call. Ray's default, 100 KB, is just below a batch of
@@ -69,8 +70,9 @@ def _start(
 ) -> Path:
     # Short, because the paths of Ray's sockets must stay below 108 bytes.
     temporary = Path(tempfile.mkdtemp(prefix="rayqueue-"))
+    inner = temporary / "r"  # Ray opens its directory to everybody; mkdtemp's is ours alone, and stays around it
     try:
-        with loopback_only():
+        with own_environment(), loopback_only():
             ray.init(
                 address="local",
                 num_cpus=cpus,
@@ -79,9 +81,12 @@ def _start(
                 include_dashboard=False,
                 log_to_driver=False,
                 logging_level=logging.ERROR,
-                _temp_dir=str(temporary),
+                _temp_dir=str(inner),
                 _system_config=dict(system_settings),
             )
+    except Exception as error:
+        _stop(temporary, os.getpid())
+        raise ClusterStartError(f"Ray could not be started on this machine: {error}", missing=[]) from error
     except BaseException:
         _stop(temporary, os.getpid())
         raise
@@ -93,6 +98,25 @@ def _stop(temporary: Path, pid: int) -> None:
         return  # a forked child ends; its parent's Ray does not
     ray.shutdown()
     shutil.rmtree(temporary, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def own_environment() -> Iterator[None]:
+    """What Ray sets in this process's environment while it is started or joined is taken back after the block.
+
+    The processes of the Ray that was started have it; whatever else this process starts must not.
+    """
+    before = {name: value for name, value in os.environ.items() if _is_rays(name)}
+    try:
+        yield
+    finally:
+        for name in [name for name in os.environ if _is_rays(name) and name not in before]:
+            del os.environ[name]
+        os.environ.update(before)
+
+
+def _is_rays(name: str) -> bool:
+    return name.startswith("RAY_") or name == "PYTHONBREAKPOINT"
 
 
 @contextlib.contextmanager

@@ -17,9 +17,9 @@ from rayqueue.cli.common import (
     connected,
     console,
     print_json,
-    progress_console,
     say_error,
     settings_of,
+    spinner,
     table,
 )
 from rayqueue.cli.groups import groups_table
@@ -47,7 +47,7 @@ def up(
     from rayqueue.client.connection import connect
 
     settings = settings_of(data_dir, namespace, overrides)
-    with progress_console().status("") as doing:
+    with spinner("") as doing:
         head = ray_head.find(settings)
         if address is None and head is None:
             doing.update("starting Ray on this machine")
@@ -63,6 +63,8 @@ def up(
     out.print(f"RayQueue {info.cluster_id} runs on the Ray at {where}, with its data in {settings.data_dir}.")
     if head is not None and head.dashboard:
         out.print(f"Ray's dashboard: {head.dashboard} (it asks for a token: `ray get-auth-token` prints it)")
+    if head is not None and not head.command:
+        out.print(f"That Ray, and the queue with it, ends with process {head.pid}, which started it.")
     out.print(f"In Python: rayqueue.connect({where!r}, data_dir={str(settings.data_dir)!r})")
 
 
@@ -73,18 +75,18 @@ def down(
     settings = settings_of(data_dir, namespace)
     head = ray_head.find(settings)
     stopped = False
-    with progress_console().status("stopping"):
-        try:
-            with connected(address, data_dir, namespace) as rq:
-                rq.shutdown()
-                stopped = True
-        except ClusterNotFoundError:
-            if head is None:
-                raise
-        if head is not None and address in (None, head.address):
+    try:
+        with connected(address, data_dir, namespace) as rq, spinner("stopping RayQueue"):
+            rq.shutdown()
+            stopped = True
+    except ClusterNotFoundError:
+        if head is None:
+            raise
+    if head is not None and head.command and address in (None, head.address):
+        with spinner("stopping Ray"):
             ray_head.stop(settings, head)
     if as_json:
-        print_json({"stopped": stopped, "ray_stopped": head is not None})
+        print_json({"stopped": stopped, "ray_stopped": head is not None and head.command})
     else:
         console().print("RayQueue has stopped. `rayqueue up` finds everything again.")
 

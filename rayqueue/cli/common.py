@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +14,7 @@ import msgspec
 import typer
 from rich.console import Console
 from rich.markup import escape
+from rich.status import Status
 from rich.table import Table
 
 from rayqueue.cli import streams
@@ -64,7 +66,8 @@ def connected(address: str | None, data_dir: Path | None, namespace: str | None)
     from rayqueue.client.connection import connect
 
     settings = settings_of(data_dir, namespace)
-    rq = connect(ray_head.address_of(settings, address), create=False, settings=settings)
+    with spinner("connecting"):
+        rq = connect(ray_head.address_of(settings, address), create=False, settings=settings)
     try:
         yield rq
     finally:
@@ -100,6 +103,33 @@ def console() -> Console:
 def progress_console() -> Console:
     """For what is shown while a command works: never among its data."""
     return Console(file=streams.stderr(), highlight=False)
+
+
+@contextmanager
+def spinner(text: str) -> Iterator[Status]:
+    """Shown on standard error, if that is a terminal, while a command works; with what a long wait waits for."""
+    with progress_console().status(text) as doing:
+        shown = _Shown(doing)
+        waiting = logging.getLogger("rayqueue.client.waiting")
+        waiting.addHandler(shown)
+        waiting.propagate = False  # it is shown here
+        try:
+            yield doing
+        finally:
+            waiting.removeHandler(shown)
+            waiting.propagate = True
+
+
+class _Shown(logging.Handler):
+    def __init__(self, doing: Status) -> None:
+        super().__init__()
+        self._doing = doing
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if self._doing.console.is_terminal:
+            self._doing.update(escape(record.getMessage()))
+        else:
+            self._doing.console.print(record.getMessage(), markup=False, soft_wrap=True)
 
 
 def say_error(error: RayQueueError) -> None:

@@ -16,37 +16,25 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
-from rayqueue.errors import ClusterNotFoundError, StorageError
+from rayqueue.client import local_ray
+from rayqueue.client.local_ray import LocalRay, process_started
+from rayqueue.errors import ClusterNotFoundError
 
 if TYPE_CHECKING:
     from rayqueue.config import Settings
 
-_FILE = "ray.json"
 _START_S = 60.0
 _STOP_S = 40.0
 _LOOK_S = 0.1
+_READY = b"block forever"
+"""What `ray start --block` says when it has started everything."""
 
 
-class Head(NamedTuple):
-    pid: int
-    started: str
-    """When the process started, as the kernel counts: a pid alone may belong to another one by now."""
-    address: str
-    dashboard: str | None
-
-
-def find(settings: Settings) -> Head | None:
-    """The Ray that `rayqueue up` started for this data directory, if it still runs."""
-    try:
-        fields = json.loads((settings.data_dir / _FILE).read_text())
-        head = Head(**fields)
-    except FileNotFoundError:
-        return None
-    except (ValueError, TypeError) as error:
-        raise StorageError(f"{settings.data_dir / _FILE} cannot be read: {error}; delete it") from None
-    return head if _started(head.pid) == head.started else None
+def find(settings: Settings) -> LocalRay | None:
+    """The Ray of this machine that serves this data directory, if it still runs: of `rayqueue up`, or a program's."""
+    return local_ray.find(settings.data_dir)
 
 
 def address_of(settings: Settings, address: str | None) -> str | None:
@@ -57,9 +45,10 @@ def address_of(settings: Settings, address: str | None) -> str | None:
     return None if head is None else head.address
 
 
-def start(settings: Settings, *, dashboard_port: int | None) -> Head:
+def start(settings: Settings, *, dashboard_port: int | None) -> LocalRay:
     """Start it, and return once it answers."""
     from rayqueue.client.embedded import RAY_SYSTEM_SETTINGS
+    from rayqueue.client.joining import why_unreachable
     from rayqueue.config import MIB
     from rayqueue.log.private import make_directory, opener
 
@@ -90,40 +79,31 @@ def start(settings: Settings, *, dashboard_port: int | None) -> Head:
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_AUTH_MODE": os.environ.get("RAY_AUTH_MODE", "token"),
     }
-    with open(log_path, "ab", opener=opener) as log:
+    # Anew: what an earlier Ray said must not be taken for this one's.
+    with open(log_path, "wb", opener=opener) as log:
         process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment, start_new_session=True
         )
     dashboard = None if dashboard_port is None else f"http://127.0.0.1:{dashboard_port}"
-    head = Head(process.pid, _started(process.pid) or "", f"127.0.0.1:{port}", dashboard)
+    head = LocalRay(process.pid, process_started(process.pid) or "", f"127.0.0.1:{port}", dashboard)
     deadline_s = time.monotonic() + _START_S
-    while b"block forever" not in log_path.read_bytes():
+    while _READY not in log_path.read_bytes() or why_unreachable(head.address) is not None:
         if process.poll() is not None or time.monotonic() > deadline_s:
             stop(settings, head)
             raise ClusterNotFoundError(f"Ray did not start; {log_path} says why", path=str(log_path))
         time.sleep(_LOOK_S)
-    with open(settings.data_dir / _FILE, "w", opener=opener) as file:
-        file.write(json.dumps(head._asdict()))
+    local_ray.leave(settings.data_dir, head)
     return head
 
 
-def stop(settings: Settings, head: Head) -> None:
+def stop(settings: Settings, head: LocalRay) -> None:
     """End the Ray that ``start`` started, and all that runs on it."""
-    if _started(head.pid) == head.started:
+    if process_started(head.pid) == head.started:
         os.kill(head.pid, signal.SIGTERM)
     deadline_s = time.monotonic() + _STOP_S
-    while _started(head.pid) == head.started and time.monotonic() < deadline_s:
+    while process_started(head.pid) == head.started and time.monotonic() < deadline_s:
         time.sleep(_LOOK_S)
-    (settings.data_dir / _FILE).unlink(missing_ok=True)
-
-
-def _started(pid: int) -> str | None:
-    """The start time of a process that runs; None if there is none, or only what is left of one."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except (FileNotFoundError, ProcessLookupError):
-        return None
-    return None if fields[0] == "Z" else fields[19]
+    local_ray.forget(settings.data_dir, head.pid)
 
 
 def _free_ports(count: int) -> list[int]:

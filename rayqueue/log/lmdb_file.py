@@ -17,9 +17,11 @@ import fcntl
 import os
 import resource
 import shutil
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from struct import Struct
+from typing import NamedTuple
 
 from rayqueue.errors import DamagedLogError, DiskFullError, StorageError, StoreIdentityError
 from rayqueue.log.private import make_directory, opener
@@ -43,6 +45,32 @@ _UNWRITTEN_TAIL_BYTES = 64 << 20
 _ROOM_BYTES = 4 << 20  # beside the payload: pages of the trees that a transaction copies
 
 
+class Holder(NamedTuple):
+    """The process that has a directory locked. ``pid`` is 0 if it has not said."""
+
+    pid: int
+    host: str
+
+    def __str__(self) -> str:
+        if not self.pid:
+            return "another process or store"
+        return f"process {self.pid}" + ("" if self.host == os.uname().nodename else f" on {self.host}")
+
+
+def holder(directory: Path) -> Holder | None:
+    """Who has this directory locked. None: nobody, whatever the file says; the lock ends with its process."""
+    try:
+        with (directory / LOCK_FILE).open("rb") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                pid, _, host = file.read(300).decode(errors="replace").partition(" ")
+                return Holder(int(pid) if pid.isascii() and pid.isdigit() else 0, host)
+    except (FileNotFoundError, NotADirectoryError):
+        pass
+    return None
+
+
 class DirectoryLock:
     """Exclusive use of a directory, until released or until the process is gone."""
 
@@ -52,9 +80,14 @@ class DirectoryLock:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             self._file.close()
+            who = holder(directory) or Holder(0, "")
             raise StorageError(
-                f"{directory} is in use by another process or store", path=str(directory), reason="locked"
+                f"{directory} is in use by {who}", path=str(directory), reason="locked", pid=who.pid
             ) from None
+        with suppress(OSError):  # for people; the lock itself needs no space on the disk
+            self._file.truncate(0)
+            self._file.write(f"{os.getpid()} {os.uname().nodename}".encode())
+            self._file.flush()
 
     def release(self) -> None:
         self._file.close()

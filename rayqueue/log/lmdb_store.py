@@ -455,7 +455,8 @@ def _check_identity(view: View, path: Path, group_id: GroupId, node_id: NodeId) 
     found = decode_identity(value)
     if found.version != FORMAT_VERSION:
         raise StoreIdentityError(
-            f"{path} has format {found.version}, this release knows {FORMAT_VERSION}", version=found.version
+            f"{path} has format {found.version}, this release knows {FORMAT_VERSION}: use the release that wrote it",
+            version=found.version,
         )
     if (found.group_id, found.node_id) != (group_id, node_id):
         raise StoreIdentityError(

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rayqueue.client.joining import shown_token
 from rayqueue.errors import BridgeError
 
 if TYPE_CHECKING:
@@ -59,13 +60,14 @@ def start(
         _APP_MASTER_OPTIONS: java_options,
     }
     deadline_s = time.monotonic() + timeout_s
-    spark: SparkSession = raydp.init_spark(
-        app_name,
-        num_executors=executors,
-        executor_cores=cores,
-        executor_memory=memory,
-        configs={**configs, **own},
-    )
+    with shown_token():  # its JVM joins this Ray too
+        spark: SparkSession = raydp.init_spark(
+            app_name,
+            num_executors=executors,
+            executor_cores=cores,
+            executor_memory=memory,
+            configs={**configs, **own},
+        )
     try:
         _wait_for_executors(spark, executors, deadline_s)
     except BaseException:

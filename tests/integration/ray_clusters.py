@@ -86,6 +86,11 @@ def ray_cluster(*brokers: str) -> Iterator[RayCluster]:
 
 def run_driver(code: str, *arguments: str | Path, timeout_s: float = 90.0) -> str:
     """Another program, to its end. The last line that it printed; Ray may have had something to say before."""
+    return run_program(code, *arguments, timeout_s=timeout_s).stdout.rstrip().rpartition("\n")[2]
+
+
+def run_program(code: str, *arguments: str | Path, timeout_s: float = 90.0) -> subprocess.CompletedProcess[str]:
+    """Another program, to its good end, and all that it said."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
         [sys.executable, "-c", code, *map(str, arguments)],
@@ -97,4 +102,4 @@ def run_driver(code: str, *arguments: str | Path, timeout_s: float = 90.0) -> st
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    return done.stdout.rstrip().rpartition("\n")[2]
+    return done

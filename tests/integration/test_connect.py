@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import pickle  # noqa: TID251  # Ray pickles handles: what comes out must still work
+import shutil
+import tempfile
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -15,9 +18,20 @@ import ray
 import rayqueue
 from rayqueue.actors.nodes import found_actors
 from rayqueue.config import Settings
-from rayqueue.errors import ClosedError, ClusterNotFoundError, ConfigError, RayQueueError, TopicExistsError
+from rayqueue.errors import (
+    ClosedError,
+    ClusterNotFoundError,
+    ConfigError,
+    StorageError,
+    StoreIdentityError,
+    TopicExistsError,
+)
+from rayqueue.ids import GroupId, NodeId
+from rayqueue.log.lmdb_codec import FORMAT_VERSION
+from rayqueue.log.lmdb_file import holder
+from rayqueue.replica import create_replica
 from rayqueue.testing import wait_for
-from tests.integration.ray_clusters import RayCluster, ray_cluster, run_driver
+from tests.integration.ray_clusters import RayCluster, ray_cluster, run_driver, run_program
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -34,10 +48,37 @@ print([info.name for info in rayqueue.connect(sys.argv[1], namespace=sys.argv[2]
 """
 
 _EMBEDDED = """
-import sys, rayqueue
+import os, subprocess, sys, tempfile
+from pathlib import Path
+import ray, rayqueue
+before = dict(os.environ)
 rq = rayqueue.connect(data_dir=sys.argv[1])
 rq.create_topic("kept", replication=1, if_missing=True)
+assert dict(os.environ) == before, dict(os.environ).items() ^ before.items()
+(ours,) = Path(tempfile.gettempdir()).glob("rayqueue-*")
+assert ours.stat().st_mode & 0o777 == 0o700  # whatever Ray does to the directory in it
+if len(sys.argv) > 2:  # another program that wants the same data, while this one runs
+    other = subprocess.run([sys.executable, "-c", sys.argv[2], sys.argv[1]], capture_output=True, text=True)
+    assert other.stdout == "joined 1\\n", other
 print(rq.cluster().cluster_id, [info.name for info in rq.topics()])
+"""
+
+_JOINS = """
+import sys, rayqueue
+rq = rayqueue.connect(data_dir=sys.argv[1])
+with rq.producer() as producer:
+    producer.send("kept", b"of another program").result(30_000)
+print("joined", rq.topic("kept").records)
+"""
+
+_CALM = """
+import sys, time, ray, rayqueue
+from rayqueue.client.embedded import loopback_only
+with loopback_only():
+    ray.init(sys.argv[1])  # as people do: Ray prints what it has to say
+rq = rayqueue.connect(namespace="calm", data_dir=sys.argv[2])
+time.sleep(6)  # the starter has ended
+rq.shutdown()
 """
 
 
@@ -188,17 +229,50 @@ def test_another_data_directory_than_the_running_queues_is_refused(rq: rayqueue.
 
 def test_a_data_directory_of_another_namespaces_cluster_is_locked(rq: rayqueue.RayQueue) -> None:
     """It is the same data: a second set of actors must not open it."""
-    settings = Settings(data_dir=rq.settings.data_dir, cluster={"start_timeout_ms": 3000})
-    with pytest.raises(RayQueueError):
-        rayqueue.connect(namespace="thief", settings=settings)
+    began_s = time.monotonic()
+    with pytest.raises(StorageError, match=r"is in use by process \d+: a queue runs on it already") as refused:
+        rayqueue.connect(namespace="thief", settings=Settings(data_dir=rq.settings.data_dir))
+    assert time.monotonic() - began_s < 25
+    assert Path(f"/proc/{refused.value.details['pid']}").exists()
     wait_for(lambda: not found_actors("thief"), "nothing to be left of it", 20.0)
     with pytest.raises(TopicExistsError):
         rq.create_topic("orders")
 
 
+def test_a_first_connect_on_ones_own_ray_reports_no_dead_worker(one_node: RayCluster, tmp_path: Path) -> None:
+    told = run_program(_CALM, one_node.address, tmp_path)
+    assert "died" not in told.stdout + told.stderr
+
+
+def test_data_of_a_newer_release_is_refused_at_once(
+    one_node: RayCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = rayqueue.connect(namespace="newer", data_dir=tmp_path)
+    made.shutdown()
+    store = tmp_path / "coordinator" / "c1"
+    wait_for(lambda: holder(store) is None, "its process to end")
+    with monkeypatch.context() as later:
+        for module in ("lmdb_codec", "lmdb_store"):
+            later.setattr(f"rayqueue.log.{module}.FORMAT_VERSION", FORMAT_VERSION + 1)
+        shutil.rmtree(store)
+        create_replica(store, GroupId("coordinator"), NodeId("c1"), None, made.settings)
+    began_s = time.monotonic()
+    with pytest.raises(StoreIdentityError, match=f"has format {FORMAT_VERSION + 1}, this release knows"):
+        rayqueue.connect(namespace="newer", data_dir=tmp_path)
+    assert time.monotonic() - began_s < 30
+    wait_for(lambda: not found_actors("newer"), "nothing to be left of it", 20.0)
+
+
 def test_embedded_ray_ends_with_its_process_and_data_does_not(tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))  # whoever else runs a Ray here is not found
-    first = run_driver(_EMBEDDED, tmp_path / "data")
-    assert first.endswith("['kept']")
-    assert run_driver(_EMBEDDED, tmp_path / "data") == first
+    with tempfile.TemporaryDirectory(prefix="rq-") as temporary:  # short: see embedded_ray
+        monkeypatch.setenv("TMPDIR", temporary)
+        first = run_program(_EMBEDDED, tmp_path / "data", _JOINS)
+        assert first.stdout.endswith("['kept']\n")
+        assert not (tmp_path / "data" / "ray.json").exists()
+        again = run_program(_EMBEDDED, tmp_path / "data")
+        assert again.stdout == first.stdout
+        assert first.stdout.count("\n") == 1  # nothing of Ray's, and nothing that frightens
+        said = [*first.stderr.splitlines(), *again.stderr.splitlines()]
+        assert [line for line in said if not line.startswith("waiting for")] == []  # that may be, on a slow machine

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,6 +15,7 @@ from rayqueue.actors.home import ClusterManifest, Home, erase, load_cluster, loa
 from rayqueue.actors.starter import known_cluster, new_cluster
 from rayqueue.errors import InvalidInputError, StorageError
 from rayqueue.ids import GroupId, NodeId
+from rayqueue.log.lmdb_file import DirectoryLock, Holder
 
 SECRET = SecretStr("x" * 32)
 CLUSTER = ClusterManifest("cluster-a", {NodeId("c1"): "b1"}, complete=True)
@@ -118,3 +122,38 @@ def test_of_several_nodes_the_one_that_knows_most_coordinators_is_believed() -> 
     homes = [home("b1", cluster=old), home("b2", cluster=grown), home("b3", cluster=old)]
     assert known_cluster(homes) == grown
     assert known_cluster(reversed(homes)) == grown
+
+
+_HOLDS = """
+import sys, time
+from pathlib import Path
+from rayqueue.log.lmdb_file import DirectoryLock
+lock = DirectoryLock(Path(sys.argv[1]))
+print("held", flush=True)
+time.sleep(60)
+"""
+
+
+def test_a_directory_in_use_names_the_process_and_one_that_was_killed_is_free(tmp_path: Path) -> None:
+    look(tmp_path, label=None, host="here", ray_node="n1")
+    replica = tmp_path / "coordinator" / "c1"
+    replica.mkdir(parents=True)
+    assert look(tmp_path, label=None, host="here", ray_node="n1").used_by is None
+    other = subprocess.Popen([sys.executable, "-c", _HOLDS, str(replica)], stdout=subprocess.PIPE, text=True)
+    try:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "held\n"
+        used_by = look(tmp_path, label=None, host="here", ray_node="n1").used_by
+        assert used_by == (other.pid, os.uname().nodename)
+        assert str(used_by) == f"process {other.pid}"
+        with pytest.raises(StorageError, match=f"in use by process {other.pid}$") as refused:
+            DirectoryLock(replica)
+        assert (refused.value.details["reason"], refused.value.details["pid"]) == ("locked", other.pid)
+        assert str(Holder(7, "elsewhere")) == "process 7 on elsewhere"
+    finally:
+        other.kill()
+        other.wait()
+    assert look(tmp_path, label=None, host="here", ray_node="n1").used_by is None
+    DirectoryLock(replica).release()
+    (replica / "LOCK").write_bytes(b"\xff" * 10)  # it says nothing; nor does it count
+    assert look(tmp_path, label=None, host="here", ray_node="n1").used_by is None
