@@ -40,7 +40,7 @@ PAIR_BYTES = 8
 BATCH_BYTES = 1024
 """More than a batch has besides its records."""
 
-STRIPE = 16
+STRIPE = 32
 """Records without a partition of their own that follow each other into one, before another is looked for."""
 _LOOK_AT = 8
 """Partitions among which the one with the least on its way is found. The next time others are looked at."""
@@ -57,7 +57,17 @@ Wake = Callable[[], None]
 class PartitionBuffer:
     """What waits for one partition."""
 
-    __slots__ = ("in_flight", "number", "open", "ready", "records", "signalled", "size_bytes", "topic", "topic_id")
+    __slots__ = (
+        "_closed_bytes",
+        "_closed_records",
+        "in_flight",
+        "number",
+        "open",
+        "ready",
+        "signalled",
+        "topic",
+        "topic_id",
+    )
 
     def __init__(self, topic: str, topic_id: int, number: int, lanes: int) -> None:
         self.topic = topic
@@ -68,10 +78,34 @@ class PartitionBuffer:
         self.in_flight = 0
         """Batches that the sender has taken and that are not acknowledged. The sender's to write."""
         self.signalled = False
-        self.records = 0
+        self._closed_records = 0
+        self._closed_bytes = 0
+
+    @property
+    def records(self) -> int:
         """Added and not resolved, wherever they are."""
-        self.size_bytes = 0
-        """The same, of batches that were begun."""
+        return self._closed_records + sum([len(batch.values) for batch in self.open if batch is not None])
+
+    @property
+    def size_bytes(self) -> int:
+        """The same in bytes."""
+        return self._closed_bytes + sum([batch.size_bytes for batch in self.open if batch is not None])
+
+    def close(self, lane: int) -> Batch | None:
+        """The open batch of this lane, which gets nothing more. None if there is none."""
+        batch, self.open[lane] = self.open[lane], None
+        if batch is not None:
+            self.closed(batch)
+        return batch
+
+    def closed(self, batch: Batch) -> None:
+        """It counts until it is resolved. What is still open is counted when somebody asks: not at every record."""
+        self._closed_records += len(batch)
+        self._closed_bytes += batch.size_bytes
+
+    def resolved(self, batch: Batch) -> None:
+        self._closed_records -= len(batch)
+        self._closed_bytes -= batch.size_bytes
 
     def __len__(self) -> int:
         """Batches."""
@@ -81,7 +115,17 @@ class PartitionBuffer:
 class TopicBuffer:
     """What waits for one topic, and whose turn it is among its partitions."""
 
-    __slots__ = ("lanes", "max_record_bytes", "most_bytes", "most_records", "name", "partitions", "topic_id", "turn")
+    __slots__ = (
+        "bounded",
+        "lanes",
+        "max_record_bytes",
+        "most_bytes",
+        "most_records",
+        "name",
+        "partitions",
+        "topic_id",
+        "turn",
+    )
 
     def __init__(
         self,
@@ -102,13 +146,13 @@ class TopicBuffer:
         self.max_record_bytes = max_record_bytes
         self.partitions = [PartitionBuffer(name, topic_id, number, lanes) for number in range(partitions)]
         self.turn = turn % partitions
+        self.bound(most_records, most_bytes)
+
+    def bound(self, most_records: int | None, most_bytes: int | None) -> None:
+        """Of a partition's backlog, and so of what is on its way there."""
         self.most_records = most_records
         self.most_bytes = most_bytes
-        """Of a partition's backlog, and so of what is on its way there."""
-
-    @property
-    def bounded(self) -> bool:
-        return self.most_records is not None or self.most_bytes is not None
+        self.bounded = most_records is not None or most_bytes is not None
 
     def grow(self, partitions: int) -> None:
         """The topic has more partitions than before."""
@@ -214,8 +258,6 @@ class Accumulator:
             if batch is None or batch.size_bytes + size_bytes > self._batch_bytes:
                 batch = self._begin(topic, partition, lane)
             self._used_bytes = used_bytes + size_bytes
-            partition.records += 1
-            partition.size_bytes += size_bytes
             batch.size_bytes += size_bytes
             values = batch.values
             position = len(values)
@@ -257,8 +299,6 @@ class Accumulator:
             if batch is None or batch.size_bytes + size_bytes > self._batch_bytes:
                 batch = self._begin(topic, partition, lane)
             self._used_bytes += size_bytes
-            partition.records += len(values)
-            partition.size_bytes += size_bytes
             batch.size_bytes += size_bytes
             position = len(batch.values)
             batch.values += values
@@ -285,11 +325,10 @@ class Accumulator:
             self._cut(partition, lane)
             batch = self._new_batch(partition, lane, Outcome(topic.name, partition.number, timestamps), [])
             self._used_bytes += size_bytes
-            partition.records += count
-            partition.size_bytes += size_bytes
             batch.size_bytes = size_bytes
             batch.payload = payload
             batch.count = count
+            partition.closed(batch)
             partition.ready.append(batch)
             self._signal(partition)
             return Part(batch.outcome, 0, count)
@@ -397,8 +436,7 @@ class Accumulator:
             for lane in range(len(partition.open) - 1, -1, -1):
                 batch = partition.open[lane]
                 if batch is not None and batch.opened_s <= oldest_s:
-                    partition.open[lane] = None
-                    return batch
+                    return partition.close(lane)
         return None
 
     def due_s(self, partition: PartitionBuffer) -> float | None:
@@ -418,7 +456,7 @@ class Accumulator:
             for lane, batch in enumerate(partition.open):
                 if batch is not None and batch.deadline_s <= now_s:
                     found.append(batch)
-                    partition.open[lane] = None
+                    partition.close(lane)
             return found
 
     def drain(self, partition: PartitionBuffer) -> list[Batch]:
@@ -435,9 +473,7 @@ class Accumulator:
             pieces.remove(batch)
             if not pieces:
                 del self._unresolved[batch.serial]
-            buffer = batch.buffer
-            buffer.records -= len(batch)
-            buffer.size_bytes -= batch.size_bytes
+            batch.buffer.resolved(batch)
             self._used_bytes -= batch.size_bytes
             if error is not None:
                 self._note_failure(batch.outcome, len(batch))
@@ -482,10 +518,12 @@ class Accumulator:
         partitions = topic.partitions
         count = len(partitions)
         first = best = (topic.turn + 1) % count
+        least = partitions[best].records
         for step in range(1, count if topic.bounded else min(count, _LOOK_AT)):
             number = (first + step) % count
-            if partitions[number].records < partitions[best].records:
-                best = number
+            records = partitions[number].records
+            if records < least:
+                best, least = number, records
         topic.turn = best
         return partitions[best]
 
@@ -516,10 +554,9 @@ class Accumulator:
         return batch
 
     def _cut(self, partition: PartitionBuffer, lane: int) -> None:
-        batch = partition.open[lane]
+        batch = partition.close(lane)
         if batch is not None:
             partition.ready.append(batch)
-            partition.open[lane] = None
 
     def _signal(self, partition: PartitionBuffer) -> None:
         if not partition.signalled:

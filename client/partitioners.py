@@ -1,10 +1,11 @@
-"""Which partition a record goes to.
+"""Partitioners: they choose the partition that a record goes to.
 
     consistent   by key: jump consistent hash (Lamping and Veach, 2014). A partition more moves 1/n of the
                  keys, all of them to the new one
     murmur2      by key: as Kafka's default partitioner does it, so that both agree
     roundrobin   each record to the next partition, whatever its key
-    sticky       the records of a batch to one partition, the next batch to the next one, whatever its key
+    sticky       some records that follow each other to one partition, the next ones to that which has the least
+                 on its way then, whatever their keys
     a callable   ``(key, value, partitions) -> partition``
 
 Records without a key go where ``sticky`` puts them, unless the partitioner is

@@ -67,8 +67,7 @@ class Target:
         return KeyedPartitions(self._partitioner, partitions) if self._partitioner in BY_KEY else None
 
     def _bound(self, info: TopicInfo) -> None:
-        self.buffer.most_records = info.settings.max_backlog_records
-        self.buffer.most_bytes = info.settings.max_backlog_bytes
+        self.buffer.bound(info.settings.max_backlog_records, info.settings.max_backlog_bytes)
 
     def _limit(self, info: TopicInfo) -> int:
         return min(info.settings.max_record_bytes, self._max_batch_bytes - BATCH_BYTES)

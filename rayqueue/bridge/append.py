@@ -26,11 +26,13 @@ from rayqueue.config import MIB, ClientSettings
 from rayqueue.errors import (
     ClosedError,
     NotLeaderError,
+    QueueFullError,
     RayQueueError,
     SequenceExpiredError,
     SequenceGapError,
     TransportError,
 )
+from rayqueue.protocol.calls import AwaitRoom, Room
 from rayqueue.protocol.data import Appended
 from rayqueue.records import BatchHeader
 from rayqueue.records.header import HEADER_BYTES, pack_header
@@ -42,6 +44,8 @@ Way = Callable[[], Coroutine[Any, Any, GroupRoute]]
 MAX_IN_FLIGHT = 16
 """Batches: less than a partition remembers of a producer."""
 MAX_IN_FLIGHT_BYTES = 8 * MIB
+
+_ROOM_WAIT_MS = 5000
 
 
 class Written(NamedTuple):
@@ -129,7 +133,31 @@ class Appends:
         for each in self._pending:
             each.answer = None
         self._stalled = True
+        if isinstance(error, QueueFullError) and "bound" in error.details and await self._has_room():
+            return
         self._route = await pause(self._retry, self._way, self._route, error)
+
+    async def _has_room(self) -> bool:
+        """Wait in the line before a full partition, for room for the first batch as a whole: it cannot be cut."""
+        payload = self._pending[0].payload
+        header = BatchHeader.parse(payload)
+        if self._route is None or not header.producer_id:
+            return False
+        call = AwaitRoom(
+            producer_id=header.producer_id,
+            records=header.count,
+            least_records=header.count,
+            size_bytes=len(payload),
+            least_bytes=len(payload),
+            wait_ms=_ROOM_WAIT_MS,
+        )
+        try:
+            room: Room = await (await self._route.leader()).call(call, may_take_ms=_ROOM_WAIT_MS)
+        except RayQueueError as error:
+            if not error.retriable:
+                raise
+            return False
+        return room.records > 0
 
 
 async def append_once(way: Way, payload: bytes, settings: ClientSettings) -> Written:

@@ -22,7 +22,14 @@ from collections import OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from rayqueue.errors import InvalidInputError, NotLeaderError, OversizedRecordError, QueueFullError, SequenceGapError
+from rayqueue.errors import (
+    InvalidInputError,
+    NotLeaderError,
+    OversizedBatchError,
+    OversizedRecordError,
+    QueueFullError,
+    SequenceGapError,
+)
 from rayqueue.partition.answers import Appended
 from rayqueue.partition.line import Answer, Line
 from rayqueue.partition.machine import Partition
@@ -184,12 +191,23 @@ class Admission:
     def await_room(self, wanted: AwaitRoom, client: int, deadline_s: float, answer: Answer) -> None:
         """Take a place in the line. Answered by ``advance``."""
         self._check_settled()
-        if wanted.producer_id < 1 or wanted.records < 1 or not 0 <= wanted.least_bytes <= wanted.size_bytes:
+        in_order = 1 <= wanted.least_records <= wanted.records and 0 <= wanted.least_bytes <= wanted.size_bytes
+        if wanted.producer_id < 1 or not in_order:
             raise InvalidInputError(
-                f"producer {wanted.producer_id} waits for {wanted.records} records of {wanted.size_bytes} bytes, "
-                f"{wanted.least_bytes} at least: each must be positive, and the least no more than all"
+                f"producer {wanted.producer_id} waits for {wanted.least_records} to {wanted.records} records of "
+                f"{wanted.least_bytes} to {wanted.size_bytes} bytes: each must be positive, the least no more than all"
             )
-        most_bytes = self._partition.settings.max_backlog_bytes
+        most_bytes, most_records = (
+            self._partition.settings.max_backlog_bytes,
+            self._partition.settings.max_backlog_records,
+        )
+        if most_records is not None and wanted.least_records > most_records:
+            raise OversizedBatchError(
+                f"a batch of {wanted.least_records} records that cannot be cut is larger than the topic's "
+                f"max_backlog_records, {most_records}",
+                count=wanted.least_records,
+                limit=most_records,
+            )
         if most_bytes is not None and wanted.least_bytes > most_bytes:
             raise _never_fits(wanted.least_bytes, most_bytes)
         self.line.join(wanted, client, deadline_s, answer)

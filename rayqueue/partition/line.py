@@ -110,7 +110,7 @@ class Line:
             wanted, answer = ticket.wanted, ticket.answer
             if answer is None:
                 continue
-            if records < 1 or size_bytes < max(1, wanted.least_bytes):
+            if records < wanted.least_records or size_bytes < max(1, wanted.least_bytes):
                 return
             room = Room(min(wanted.records, records), min(wanted.size_bytes, size_bytes))
             records -= room.records

@@ -246,16 +246,18 @@ class AwaitRoom(Call, frozen=True, kw_only=True):
     """Wait until the partition takes more, behind those who wait already.
 
     Answered with what is kept for this producer for a while; with nothing after ``wait_ms``.
-    ``OversizedRecordError`` if ``least_bytes`` is more than the partition ever holds.
+    ``OversizedRecordError`` if ``least_bytes``, ``OversizedBatchError`` if ``least_records`` is more than the
+    partition ever holds.
     """
 
     answer_type: ClassVar[Any] = Room
     producer_id: int
     records: int
     size_bytes: int
-    """What is wanted. Less may be granted: one record at least, and ``least_bytes``."""
+    """What is wanted. Less may be granted, but not less than the least."""
     least_bytes: int
-    """Of a batch with the first record alone."""
+    """Of a batch with the first record alone; of the whole batch, if it cannot be cut."""
+    least_records: int = 1
     wait_ms: int = 0
 
 

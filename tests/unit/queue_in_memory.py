@@ -165,6 +165,11 @@ class MemoryPartition:
             case calls.FindOffset(timestamp_ms=timestamp_ms):
                 with self.log.snapshot() as snapshot:
                     return offset_for_time(snapshot, timestamp_ms)
+            case calls.AwaitRoom():
+                rooms: list[Any] = []
+                self.admission.await_room(call, 0, 0.0, rooms.append)
+                self.admission.advance(0.0)
+                return rooms[0]
             case calls.Commit():
                 command = commit_command(call.group, call.generation, call.offsets, metadata=call.metadata)
             case calls.Pin():

@@ -148,7 +148,7 @@ def test_a_busy_partition_gets_less_of_a_burst_and_an_idle_one_its_share() -> No
 
 def test_no_more_is_accepted_for_a_partition_than_it_ever_takes() -> None:
     bench = Bench(partitions=2, batch_bytes=10**6, buffer_bytes=10**6)
-    bench.topic.most_records = 5
+    bench.topic.bound(5, None)
     assert [bench.send(b"x") is not None for _ in range(7)] == [True] * 5 + [False] * 2
     assert [bench.send(b"x", number=ANY) is not None for _ in range(7)] == [True] * 5 + [False] * 2
     woken: list[int] = []
@@ -165,7 +165,7 @@ def test_no_more_is_accepted_for_a_partition_than_it_ever_takes() -> None:
 
 def test_what_is_larger_than_a_partition_takes_is_accepted_alone() -> None:
     bench = Bench(buffer_bytes=10**6)
-    bench.topic.most_bytes = RECORD
+    bench.topic.bound(None, RECORD)
     assert bench.send(b"x", size=10 * RECORD) is not None
     assert bench.send(b"x") is None
 

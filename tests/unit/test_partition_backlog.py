@@ -11,7 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from rayqueue.errors import InvalidInputError, NotLeaderError, OversizedRecordError, QueueFullError, SequenceGapError
+from rayqueue.errors import (
+    InvalidInputError,
+    NotLeaderError,
+    OversizedBatchError,
+    OversizedRecordError,
+    QueueFullError,
+    SequenceGapError,
+)
 from rayqueue.partition import (
     Admission,
     Backlog,
@@ -330,6 +337,18 @@ def test_the_first_in_the_line_waits_until_its_first_record_fits() -> None:
     assert waits == [Room(9, 2 * size)]
     with pytest.raises(OversizedRecordError):
         leader.await_room(3, 1, least_bytes=3 * size + 1)
+
+
+def test_what_cannot_be_cut_waits_for_all_the_room_it_needs() -> None:
+    leader = Leader(PartitionSettings(max_backlog_records=4))
+    leader.propose(batch(4))
+    whole, small = leader.await_room(1, 3, least_records=3), leader.await_room(2, 1)
+    leader.consume(2)
+    assert (whole, small) == ([], [])
+    leader.consume(4)
+    assert (whole, small) == ([Room(3, 10**6)], [Room(1, 10**6)])
+    with pytest.raises(OversizedBatchError, match="max_backlog_records"):
+        leader.await_room(1, 5, least_records=5)
 
 
 @pytest.mark.parametrize("wrong", [{"producer_id": 0}, {"records": 0}, {"least_bytes": -1}, {"size_bytes": 0}])
