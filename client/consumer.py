@@ -9,10 +9,13 @@ if there is nothing. With a group the partitions of the topics are shared with
 its other members; without one, or with ``partitions``, this consumer reads on
 its own.
 
-What was handed out counts as done when the application asks for more, and is
-committed in the background (``auto_commit``) or by ``commit``. From the first
-``ack`` on only the records that are acknowledged count. ``at_most_once``
-commits before it hands out.
+What was handed out counts as done when the application asks for more, or leaves
+the ``with`` block without an error, and is committed in the background
+(``auto_commit``) or by ``commit``. From the first ``ack`` on only the records
+that are acknowledged count. ``at_most_once`` commits before it hands out.
+
+``close`` says nothing about what was handed out last: it may come from another
+thread, or from a signal handler, while the application is at work with it.
 
 One thread, or one asyncio task, uses it at a time; ``ack``, ``wakeup`` and
 ``close`` may come from others. A listener is called in the thread that polls.
@@ -27,6 +30,7 @@ import socket
 import time
 import weakref
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Literal, NoReturn, Protocol
 
 from rayqueue.client.arguments import check_timeout_ms, hinted, refuse_unknown
@@ -131,6 +135,7 @@ class Consumer:
         self._core = Consuming(routes, self._io.loop, settings, options)
         self._sub = self._core.subscription
         self._turn = Turn("consumer")
+        self._close_waits = False
         self._polling = Polling(self._io, self._core, self._settings, listener)
         self._given_up = weakref.finalize(self, _abandon, self._io, self._core)
         self._io.call(self._core.check() if self._core.managed else self._core.start())
@@ -140,13 +145,13 @@ class Consumer:
     @hinted
     def poll(self, *, max_records: int | None = None, timeout_ms: int = 1000) -> list[Record]:
         """The next records, at most so many. Waits up to ``timeout_ms`` for the first; [] if none came."""
-        with self._turn.taken():
+        with self._calling():
             return drive(self._polling.records(max_records, check_timeout_ms(timeout_ms) / 1000), self._core.bell) or []
 
     @hinted
     async def poll_async(self, *, max_records: int | None = None, timeout_ms: int = 1000) -> list[Record]:
         """The same for a coroutine."""
-        with self._turn.taken():
+        with self._calling():
             steps = self._polling.records(max_records, check_timeout_ms(timeout_ms) / 1000)
             return await drive_async(steps, self._core.bell) or []
 
@@ -158,7 +163,7 @@ class Consumer:
         """
         from rayqueue.client import consumer_arrow as arrow
 
-        with self._turn.taken():
+        with self._calling():
             parts = drive(self._polling.parts(max_records, check_timeout_ms(timeout_ms) / 1000), self._core.bell)
         return arrow.table(parts or [])
 
@@ -167,7 +172,7 @@ class Consumer:
         """The same for a coroutine."""
         from rayqueue.client import consumer_arrow as arrow
 
-        with self._turn.taken():
+        with self._calling():
             parts = await drive_async(
                 self._polling.parts(max_records, check_timeout_ms(timeout_ms) / 1000), self._core.bell
             )
@@ -176,7 +181,7 @@ class Consumer:
     def __iter__(self) -> Iterator[Record]:
         """Every record, as they come, until ``close``. A record is done when the next one is asked for."""
         while not self._polling.closing:
-            with self._turn.taken():
+            with self._calling():
                 try:
                     block = drive(self._polling.block(_FOREVER_S), self._core.bell)
                 except ClosedError:
@@ -186,7 +191,7 @@ class Consumer:
     async def __aiter__(self) -> AsyncIterator[Record]:
         """The same for a coroutine."""
         while not self._polling.closing:
-            with self._turn.taken():
+            with self._calling():
                 try:
                     block = await drive_async(self._polling.block(_FOREVER_S), self._core.bell)
                 except ClosedError:
@@ -221,7 +226,7 @@ class Consumer:
         ``StaleGenerationError`` if a partition went to another member: what was not committed will be read there.
         An offset that is given goes back only if ``rewind``.
         """
-        with self._turn.taken():
+        with self._calling():
             self._io.call(self._committing(offsets, rewind))
 
     @hinted
@@ -252,7 +257,7 @@ class Consumer:
 
     def seek(self, partition: PartitionLike, offset: Offsets) -> None:
         """Go on there. What was prefetched is dropped."""
-        with self._turn.taken():
+        with self._calling():
             feed = self._feed(partition)
             self._sub.seek(feed.partition, _vector(offset, len(feed.lanes)))
 
@@ -273,7 +278,7 @@ class Consumer:
         self._seek_each(partitions, end)
 
     def _seek_each(self, partitions: Iterable[PartitionLike], find: Callable[[Feed], Any]) -> None:
-        with self._turn.taken():
+        with self._calling():
             feeds = [self._feed(each) for each in (tuple(partitions) or tuple(self.assignment()))]
 
             async def found() -> list[int]:
@@ -284,11 +289,11 @@ class Consumer:
 
     def pause(self, *partitions: PartitionLike) -> None:
         """Hand out nothing of these, or of any, until ``resume``. They stay assigned."""
-        with self._turn.taken():
+        with self._calling():
             self._sub.pause([self._feed(each).partition for each in (partitions or self.assignment())])
 
     def resume(self, *partitions: PartitionLike) -> None:
-        with self._turn.taken():
+        with self._calling():
             self._sub.resume([self._feed(each).partition for each in (partitions or self.assignment())])
 
     def paused(self) -> frozenset[TopicPartition]:
@@ -378,18 +383,37 @@ class Consumer:
     # -- closing -----------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Commit what is done (``auto_commit``), leave the group, and end every iteration. May be repeated."""
-        self._close(done=True)
+        """Commit what is done (``auto_commit``), leave the group, and end every iteration. May be repeated.
+
+        What was handed out last is not done by this: another consumer gets it again. ``commit`` first if it is, or use
+        a ``with`` block. From any thread and from a signal handler; in the middle of a call, once that ends.
+        """
+        self._close(done=False)
 
     async def close_async(self) -> None:
         """The same for a coroutine."""
-        await self._close_async(done=True)
+        await self._close_async(done=False)
 
     def _close(self, *, done: bool) -> None:
-        if self._begin_close():
-            with self._turn.taken(wait_s=_CLOSE_WAIT_S):
-                drive(self._polling.close(done=done), self._core.bell)
-            self._given_up.detach()
+        if not self._begin_close():
+            return
+        if self._turn.is_mine:  # this very thread may hold the lock of what it was interrupted in
+            self._close_waits = True
+            return
+        with self._turn.taken(wait_s=_CLOSE_WAIT_S):
+            drive(self._polling.close(done=done), self._core.bell)
+        self._given_up.detach()
+
+    @contextmanager
+    def _calling(self) -> Iterator[None]:
+        """One call of the application. A ``close`` that came in the middle of it is carried out when it is over."""
+        try:
+            with self._turn.taken():
+                yield
+        finally:
+            if self._close_waits and not self._turn.is_mine:
+                self._close_waits = False
+                self._close(done=False)
 
     async def _close_async(self, *, done: bool) -> None:
         if self._begin_close():
@@ -405,7 +429,10 @@ class Consumer:
         if self._core.closed or not self._io.usable:
             return False
         self._polling.closing = True
-        self._sub.interrupt()
+        if self._turn.is_mine:
+            self._io.loop.call_soon_threadsafe(self._sub.interrupt)
+        else:
+            self._sub.interrupt()
         return True
 
     def __enter__(self) -> Consumer:

@@ -42,6 +42,11 @@ class Turn:
     def is_others(self) -> bool:
         return self._owner not in (None, (threading.get_ident(), _task()))
 
+    @property
+    def is_mine(self) -> bool:
+        """The caller is in a call already: a listener of its poll, or a signal handler that interrupts it."""
+        return self._owner == (threading.get_ident(), _task())
+
     def check_process(self) -> None:
         """``ForkedError`` in a forked child, before any lock: another thread of the parent may have held it."""
         if self._pid != os.getpid():

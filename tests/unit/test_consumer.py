@@ -30,13 +30,23 @@ def test_what_an_earlier_poll_gave_is_committed_by_itself(place: Place) -> None:
     wait_for(lambda: place.committed() == {0: 10}, "the commit")
 
 
-def test_closing_commits_what_was_handed_out_and_frees_the_partitions(place: Place) -> None:
+def test_leaving_the_block_commits_what_was_handed_out_and_frees_the_partitions(place: Place) -> None:
     place.append(10)
-    consumer = place.consumer()
-    take(consumer, 10)
-    consumer.close()
+    with place.consumer() as consumer:
+        take(consumer, 10)
     assert place.committed() == {0: 10}
     assert place.cluster.owners("billing") == {}
+
+
+def test_closing_commits_what_is_done_and_not_what_was_handed_out_last(place: Place) -> None:
+    place.append(10)
+    consumer = place.consumer()
+    assert len(consumer.poll(max_records=4, timeout_ms=5000)) == 4
+    assert len(consumer.poll(max_records=3, timeout_ms=5000)) == 3
+    consumer.close()
+    assert place.committed() == {0: 4}
+    assert place.cluster.owners("billing") == {}
+    assert [record.offset for record in take(place.consumer(), 6)] == list(range(4, 10))
 
 
 def test_iterating_commits_only_what_was_seen(place: Place) -> None:
