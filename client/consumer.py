@@ -45,6 +45,7 @@ from rayqueue.errors import (
     ClosedError,
     InvalidInputError,
     InvalidOffsetError,
+    NotLeaderError,
     StaleGenerationError,
     TopicRecreatedError,
 )
@@ -474,7 +475,7 @@ class Consumer:
         if not feed.begun:
             self._io.call(self._core.begun(feed))
             if not feed.begun:
-                raise feed.error or InvalidInputError(f"{wanted} cannot be read yet")
+                raise feed.error or NotLeaderError(f"{wanted} cannot be read yet: nobody leads it", leader=None)
         return feed
 
 

@@ -17,7 +17,7 @@ from typing import Literal
 from rayqueue.client.bell import Bell
 from rayqueue.client.commits import Commits
 from rayqueue.client.feed import Feed
-from rayqueue.client.fetcher import Fetcher
+from rayqueue.client.fetcher import Fetcher, within
 from rayqueue.client.member import Activity, Member
 from rayqueue.client.retry import Retry
 from rayqueue.client.routing import Routes, ask
@@ -256,7 +256,8 @@ class Consuming:
             route = await self._routes.partition(partition, topic_id)
             try:
                 channel = await route.leader()
-                return await channel.fetch(FetchRequest((Cursor(ANY_LANE, offset),), max_bytes))
+                asked = channel.fetch(FetchRequest((Cursor(ANY_LANE, offset),), max_bytes))
+                return await within(asked, self._settings.client.call_timeout_ms)
             except ClosedError as closed:  # the way there is another one now
                 await asyncio.sleep(retry.after(NotLeaderError(str(closed), leader=None), time.monotonic()).seconds)
             except RayQueueError as error:

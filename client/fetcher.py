@@ -133,7 +133,7 @@ class Fetcher:
             route = await self._routes.partition(feed.partition, feed.topic_id)
             try:
                 channel = route.leader_channel or await route.leader()
-                answer = await _within(channel.fetch(plan.request), plan.request.max_wait_ms + _PATIENCE_MS)
+                answer = await within(channel.fetch(plan.request), plan.request.max_wait_ms + _PATIENCE_MS)
             except ClosedError as closed:  # the way there is another one now; if there is none, asking for it says so
                 raise NotLeaderError(str(closed), leader=None) from None
             except RayQueueError as error:
@@ -196,7 +196,7 @@ class Fetcher:
         self._subscription.reset(feed, dict.fromkeys(behind, target))
 
 
-async def _within(answer: asyncio.Future[FetchAnswer], timeout_ms: int) -> FetchAnswer:
+async def within(answer: asyncio.Future[FetchAnswer], timeout_ms: int) -> FetchAnswer:
     """The answer, or ``OutcomeUnknownError``: the replica may hang, with its connection open."""
     late = False
 

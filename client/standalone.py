@@ -79,10 +79,10 @@ class Standalone:
             self._subscription.remove(feed)
 
     async def begun(self, feed: Feed) -> None:
-        """Wait until it is known where this partition is read from."""
+        """Wait until it is known where this partition is read from, or ``client.call_timeout_ms``."""
         task = self._begun.get(feed)
         if task is not None:
-            await asyncio.wait((task,))
+            await asyncio.wait((task,), timeout=self._settings.client.call_timeout_ms / 1000)
 
     def _wanted(self, info: TopicInfo) -> list[TopicPartition]:
         """``UnknownPartitionError`` if one was named that is not there."""

@@ -14,6 +14,7 @@ from rayqueue.errors import (
     InvalidInputError,
     OversizedRecordError,
     TopicExistsError,
+    TopicRecreatedError,
     UnknownGroupError,
     UnknownTopicError,
 )
@@ -74,6 +75,42 @@ def test_a_topic_is_made_described_altered_and_deleted(rq: rayqueue.RayQueue) ->
     again = rq.create_topic("orders", replication=1)
     assert again.topic_id != made.topic_id
     rq.delete_topic("orders")
+
+
+def test_a_topic_that_is_made_again_is_another_one_to_those_who_use_it(rq: rayqueue.RayQueue) -> None:
+    rq.create_topic("again", partitions=2, replication=1)
+    with (
+        rq.producer() as producer,
+        rq.consumer("again", group="members") as member,
+        rq.consumer("again") as alone,
+    ):
+        for value in range(20):
+            producer.send("again", b"old", partition=value % 2).result(30_000)
+        readers = {"member": member, "alone": alone}
+        seen: dict[str, list[bytes | None]] = {name: [] for name in readers}
+
+        def read(count: int) -> bool:
+            for name, reader in readers.items():
+                seen[name] += [record.value for record in reader.poll(timeout_ms=50)]
+            return all(len(values) >= count for values in seen.values())
+
+        wait_for(lambda: read(20), "the old records", 30)
+        member.commit()
+        assert rq.delete_topic("again")
+        rq.create_topic("again", partitions=1, replication=1)
+        # What the producer still believes of the old topic fails once, and says so; nobody waits for a timeout.
+        errors = [producer.send("again", b"lost", partition=0).exception(30_000) for _ in range(2)]
+        assert {type(error) for error in errors if error is not None} <= {TopicRecreatedError, UnknownTopicError}
+        written = errors.count(None)
+        for _ in range(50 - written):
+            producer.send("again", b"new", partition=0).result(30_000)
+        wait_for(lambda: read(70), "all of the new topic", 30)
+        for values in seen.values():
+            assert values == [b"old"] * 20 + [b"lost"] * written + [b"new"] * (50 - written)
+        member.commit()
+        assert member.committed(("again", 0)) == 50
+    assert rq.delete_group("members")
+    assert rq.delete_topic("again")
 
 
 def test_a_partition_learns_its_topics_new_settings(rq: rayqueue.RayQueue) -> None:

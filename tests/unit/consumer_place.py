@@ -12,6 +12,7 @@ import pytest
 
 from rayqueue.client.consumer import Consumer
 from rayqueue.client.io import IoThread
+from rayqueue.config import ClientSettings
 from rayqueue.protocol.topics import TopicPartition
 from rayqueue.records import Record
 from tests.unit.small_cluster import Connected, SmallCluster, quick_settings
@@ -45,12 +46,19 @@ class Place:
         self.io.call(self.cluster.delete("orders"))
 
     def consumer(
-        self, group: str | None = "billing", settings: dict[str, Any] | None = None, **options: Any
+        self,
+        group: str | None = "billing",
+        settings: dict[str, Any] | None = None,
+        client_settings: dict[str, Any] | None = None,
+        **options: Any,
     ) -> Consumer:
         async def process() -> Any:
             return self.cluster.process()
 
-        rq = Connected(self.io, self.io.call(process()), quick_settings(self._tmp, **(settings or {})))
+        quick = quick_settings(self._tmp, **(settings or {}))
+        if client_settings is not None:
+            quick = quick.model_copy(update={"client": ClientSettings(**client_settings)})
+        rq = Connected(self.io, self.io.call(process()), quick)
         topics = () if "partitions" in options else options.pop("topics", ("orders",))
         self.consumers.append(Consumer(rq, topics, group, **options))
         return self.consumers[-1]

@@ -11,11 +11,18 @@ from typing import Any
 
 import pytest
 
-from rayqueue.errors import ClosedError, InvalidInputError, StaleGenerationError
+from rayqueue.errors import (
+    ClosedError,
+    InvalidInputError,
+    NotLeaderError,
+    OutcomeUnknownError,
+    StaleGenerationError,
+)
 from rayqueue.protocol.topics import TopicPartition
 from rayqueue.records import Record
 from rayqueue.testing import wait_for
 from tests.unit.consumer_place import P0, Place, Told, place, take
+from tests.unit.small_cluster import LocalPartition
 
 __all__ = ["place"]
 
@@ -245,3 +252,25 @@ def test_impossible_wishes_are_refused_before_anything_starts(place: Place) -> N
     for options in wishes:
         with pytest.raises(InvalidInputError):
             place.consumer(**options)
+
+
+def test_no_call_waits_for_ever_for_a_partition_that_nobody_leads(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A leader that hangs, and nobody who takes over: the call ends with its deadline, and says what it waited for."""
+
+    async def hang(*_: Any, **__: Any) -> Any:
+        await asyncio.sleep(3600)
+
+    async def refuse(*_: Any, **__: Any) -> Any:
+        raise NotLeaderError("nobody leads", leader=None)
+
+    consumer = place.consumer(None, client_settings={"call_timeout_ms": 300}, partitions=[P0])
+    consumer.seek(P0, 0)
+    monkeypatch.setattr(LocalPartition, "_fetch", hang)
+    with pytest.raises(OutcomeUnknownError):
+        consumer.peek("orders", 0)
+    monkeypatch.setattr(LocalPartition, "call", refuse)
+    late = place.consumer(None, client_settings={"call_timeout_ms": 300}, partitions=[P0])
+    with pytest.raises(NotLeaderError):
+        late.seek(P0, 0)
