@@ -46,7 +46,7 @@ def test_every_call_goes_on_without_a_leader_that_hangs(tmp_path: Path) -> None:
         rq = rayqueue.connect(data_dir=tmp_path)
         rq.create_topic("orders", partitions=1)
         with rq.producer() as producer, rq.consumer("orders", group="billing", auto_commit=False) as consumer:
-            producer.send_many("orders", [b"x"] * 10).result(30_000)
+            producer.send_many("orders", [b"x"] * 10).result(30)
             found: list[object] = []
 
             def read() -> bool:
@@ -58,7 +58,7 @@ def test_every_call_goes_on_without_a_leader_that_hangs(tmp_path: Path) -> None:
             with stopped(leader_pid(rq, "orders", 0)):
                 timed("commit", consumer.commit)
                 timed("group", lambda: rq.group("billing"))
-                timed("send", lambda: producer.send("orders", b"y").result(30_000))
+                timed("send", lambda: producer.send("orders", b"y").result(30))
                 timed("lag", consumer.lag)
                 timed("committed", lambda: consumer.committed(("orders", 0)))
                 timed("peek", lambda: consumer.peek("orders", 0))

@@ -85,7 +85,7 @@ def test_a_topic_that_is_made_again_is_another_one_to_those_who_use_it(rq: rayqu
         rq.consumer("again") as alone,
     ):
         for value in range(20):
-            producer.send("again", b"old", partition=value % 2).result(30_000)
+            producer.send("again", b"old", partition=value % 2).result(30)
         readers = {"member": member, "alone": alone}
         seen: dict[str, list[bytes | None]] = {name: [] for name in readers}
 
@@ -99,11 +99,11 @@ def test_a_topic_that_is_made_again_is_another_one_to_those_who_use_it(rq: rayqu
         assert rq.delete_topic("again")
         rq.create_topic("again", partitions=1, replication=1)
         # What the producer still believes of the old topic fails once, and says so; nobody waits for a timeout.
-        errors = [producer.send("again", b"lost", partition=0).exception(30_000) for _ in range(2)]
+        errors = [producer.send("again", b"lost", partition=0).exception(30) for _ in range(2)]
         assert {type(error) for error in errors if error is not None} <= {TopicRecreatedError, UnknownTopicError}
         written = errors.count(None)
         for _ in range(50 - written):
-            producer.send("again", b"new", partition=0).result(30_000)
+            producer.send("again", b"new", partition=0).result(30)
         wait_for(lambda: read(70), "all of the new topic", 30)
         for values in seen.values():
             assert values == [b"old"] * 20 + [b"lost"] * written + [b"new"] * (50 - written)

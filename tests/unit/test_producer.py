@@ -529,13 +529,13 @@ def test_new_partitions_are_used_when_they_are_seen(make: Make) -> None:
 def test_a_partition_that_exists_by_now_is_found(make: Make) -> None:
     cluster = Cluster(1)
     producer = make(cluster)
-    producer.send("orders", b"0", partition=0).result(5000)
+    producer.send("orders", b"0", partition=0).result(5)
     for number in range(1, 5):
         cluster.partitions.append(ScriptedPartition(cluster.io.loop))
         if number == 1:
-            producer.send("orders", b"x", partition=number).result(5000)
+            producer.send("orders", b"x", partition=number).result(5)
         elif number == 2:
-            producer.send_many("orders", [b"x"], partition=number).result(5000)
+            producer.send_many("orders", [b"x"], partition=number).result(5)
         elif number == 3:
             asyncio.run(producer.send_async("orders", b"x", partition=number))
         else:
@@ -548,12 +548,12 @@ def test_a_partition_that_exists_by_now_is_found(make: Make) -> None:
 def test_after_a_topic_was_made_again_records_go_to_the_new_one(make: Make) -> None:
     cluster = Cluster(2)
     producer = make(cluster)
-    producer.send("orders", b"old", partition=1).result(5000)
+    producer.send("orders", b"old", partition=1).result(5)
     cluster.routes.topic_id = 2
     cluster.partitions[:] = [ScriptedPartition(cluster.io.loop)]  # fewer partitions than before
     failed = producer.send("orders", b"for the old one", partition=0)
-    assert isinstance(failed.exception(5000), TopicRecreatedError)
-    assert producer.send("orders", b"new", partition=0).result(5000).offset == 0
+    assert isinstance(failed.exception(5), TopicRecreatedError)
+    assert producer.send("orders", b"new", partition=0).result(5).offset == 0
     assert cluster.values() == [[b"new"]]
     with pytest.raises(UnknownPartitionError):
         producer.send("orders", b"x", partition=1)
