@@ -12,6 +12,7 @@
     ├── ProducerError
     │   ├── ProducerFencedError      a newer epoch of this producer exists
     │   ├── SequenceGapError         an earlier batch of this producer is missing
+    │   ├── TooManyProducersError    the partition cannot remember another one yet
     │   └── SequenceExpiredError     a duplicate so old that its answer is forgotten
     ├── GroupError
     │   ├── StaleGenerationError     a consumer that is no longer a member
@@ -154,6 +155,14 @@ class SequenceGapError(ProducerError):
     """An earlier batch of this producer has not arrived. Send that one first, then retry."""
 
     code = "sequence_gap"
+    retriable = True
+
+
+class TooManyProducersError(ProducerError):
+    """The partition remembers as many producers as it can, all of them active not long ago. Nothing was written; retry
+    later, and let producers live longer than one batch."""
+
+    code = "too_many_producers"
     retriable = True
 
 

@@ -2,13 +2,14 @@
 
 ``machine.py`` applies the log, ``admission.py`` guards its entrance on the
 leader, ``reader.py`` reads it from snapshots, ``retention.py`` says what of it
-may go, ``backlog.py`` how much of it its groups have still to read. No clocks, no I/O but the store.
+may go, ``backlog.py`` how much of it its groups have still to read, ``clock.py``
+what time the log has told. No clock of its own, no I/O but the store.
 """
 
 from __future__ import annotations
 
 from rayqueue.partition.admission import Admission, AdmissionLimits
-from rayqueue.partition.answers import Appended, Committed, Configured, Deleted, Fenced, Pinned, Trimmed
+from rayqueue.partition.answers import Appended, Committed, Configured, Deleted, Fenced, Pinned, TimePassed, Trimmed
 from rayqueue.partition.backlog import Backlog
 from rayqueue.partition.commands import (
     commit_command,
@@ -16,6 +17,7 @@ from rayqueue.partition.commands import (
     delete_group_command,
     fence_command,
     forget_group_command,
+    pass_time_command,
     pin_command,
     trim_command,
 )
@@ -41,6 +43,7 @@ __all__ = [
     "Partition",
     "PartitionSettings",
     "Pinned",
+    "TimePassed",
     "Trimmed",
     "bounds",
     "commit_command",
@@ -49,6 +52,7 @@ __all__ = [
     "fence_command",
     "forget_group_command",
     "offset_for_time",
+    "pass_time_command",
     "pin_command",
     "read",
     "read_lanes",

@@ -13,6 +13,8 @@ and takes nothing. Repetitions of what is written, or on its way, need no room.
 Who finds no room may wait for some in ``line``; what was granted there to
 somebody else is taken.
 
+``tick`` says when the log must be told the time before what is admitted.
+
 It belongs to one leadership: ``reset()`` when that begins or ends.
 """
 
@@ -31,6 +33,8 @@ from rayqueue.errors import (
     SequenceGapError,
 )
 from rayqueue.partition.answers import Appended
+from rayqueue.partition.clock import TICK_MS
+from rayqueue.partition.commands import pass_time_command
 from rayqueue.partition.line import Answer, Line
 from rayqueue.partition.machine import Partition
 from rayqueue.partition.producers import fenced
@@ -74,6 +78,7 @@ class Admission:
         self._waiting_records = 0
         self._waiting_bytes = 0
         self._inherited = 0  # the last entry that this leadership has not counted
+        self._ticked_ms = 0
 
     def reset(self) -> None:
         """Forget what was proposed: leadership was won or lost."""
@@ -81,6 +86,17 @@ class Admission:
         self._proposed.clear()
         self._waiting.clear()
         self._waiting_records = self._waiting_bytes = 0
+        self._ticked_ms = 0
+
+    def tick(self, now_ms: int) -> bytes | None:
+        """What to propose before an entry that the partition stamps with its clock; None while the clock is right."""
+        if now_ms - max(self._partition.clock.now_ms, self._ticked_ms) < TICK_MS:
+            return None
+        return pass_time_command(now_ms)
+
+    def ticked(self, now_ms: int) -> None:
+        """It was proposed."""
+        self._ticked_ms = now_ms
 
     def admit(self, payload: bytes, *, now_ms: int | None = None) -> Appended | None:
         """Check a batch that is about to be proposed. None: propose it.

@@ -58,5 +58,12 @@ class Fenced:
 
 
 @dataclass(frozen=True, slots=True)
+class TimePassed:
+    """What time it is for the partition."""
+
+    now_ms: int
+
+
+@dataclass(frozen=True, slots=True)
 class Configured:
     """The settings are in force from the next entry on."""

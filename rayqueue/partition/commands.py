@@ -26,6 +26,7 @@ CONFIGURE = 0x14
 PIN_GROUP = 0x15
 TRIM_UNLESS_HELD = 0x16
 FORGET_GROUP = 0x17
+PASS_TIME = 0x18
 
 MAX_GROUP_BYTES = 255
 MAX_METADATA_BYTES = 4096
@@ -37,6 +38,7 @@ _COMMIT = Struct("<BB?xHHQ")  # tag, length of group, rewind, length of metadata
 _LANE = Struct("<BQ")
 _FENCE = Struct("<BQI")
 _FORGET = Struct("<BB?xHQQ")  # tag, length of group, whether something was seen, lanes seen, generation, that seen
+_PASS_TIME = Struct("<BQQ")
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +87,14 @@ class Configure:
     settings: PartitionSettings
 
 
-Command = Trim | CommitOffsets | DeleteGroup | ForgetGroup | PinGroup | FenceProducer | Configure
+@dataclass(frozen=True, slots=True)
+class PassTime:
+    now_ms: int
+    group_retention_ms: int
+    """Groups that were unused for longer are forgotten; 0: none are."""
+
+
+Command = Trim | CommitOffsets | DeleteGroup | ForgetGroup | PinGroup | FenceProducer | Configure | PassTime
 
 
 # -- encoding -------------------------------------------------------------------
@@ -161,6 +170,11 @@ def fence_command(producer_id: int, epoch: int) -> bytes:
 def configure_command(settings: PartitionSettings) -> bytes:
     """Apply what follows with these settings."""
     return bytes((CONFIGURE,)) + settings.encode()
+
+
+def pass_time_command(now_ms: int, group_retention_ms: int = 0) -> bytes:
+    """Let the partition know what time it is at its leader, and forget what has expired by then."""
+    return _PASS_TIME.pack(PASS_TIME, now_ms, group_retention_ms)
 
 
 def check_offset(offset: Any) -> int:
@@ -245,6 +259,10 @@ def _decode_fence(payload: bytes) -> FenceProducer:
     return FenceProducer(*_FENCE.unpack(payload)[1:])
 
 
+def _decode_pass_time(payload: bytes) -> PassTime:
+    return PassTime(*_PASS_TIME.unpack(payload)[1:])
+
+
 def _decode_configure(payload: bytes) -> Configure:
     return Configure(PartitionSettings.decode(payload[1:]))
 
@@ -255,6 +273,7 @@ _DECODERS: dict[int, Callable[[bytes], Command]] = {
     DELETE_GROUP: _decode_delete_group,
     FENCE_PRODUCER: _decode_fence,
     CONFIGURE: _decode_configure,
+    PASS_TIME: _decode_pass_time,
     PIN_GROUP: _decode_pin,
     TRIM_UNLESS_HELD: _decode_trim_unless_held,
     FORGET_GROUP: _decode_forget_group,

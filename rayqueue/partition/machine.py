@@ -24,8 +24,9 @@ from struct import Struct
 from rayqueue.errors import InvalidInputError, InvariantBrokenError, RayQueueError
 from rayqueue.ids import Index, Offset
 from rayqueue.log.store import LogStore, Table
-from rayqueue.partition.answers import Appended, Committed, Configured, Deleted, Fenced, Pinned, Trimmed
+from rayqueue.partition.answers import Appended, Committed, Configured, Deleted, Fenced, Pinned, TimePassed, Trimmed
 from rayqueue.partition.backlog import Backlog, Done, Progress
+from rayqueue.partition.clock import Clock, Times
 from rayqueue.partition.commands import (
     Command,
     CommitOffsets,
@@ -33,6 +34,7 @@ from rayqueue.partition.commands import (
     DeleteGroup,
     FenceProducer,
     ForgetGroup,
+    PassTime,
     PinGroup,
     Trim,
     check_offset,
@@ -58,14 +60,16 @@ from rayqueue.protocol.calls import Lag, Position
 from rayqueue.records import BATCH_TAG, BatchHeader
 from rayqueue.records.checksum import crc32c
 
-Answer = Appended | Trimmed | Committed | Pinned | Deleted | Fenced | Configured | RayQueueError
+Answer = Appended | Trimmed | Committed | Pinned | Deleted | Fenced | TimePassed | Configured | RayQueueError
 
 SWEEP_ROWS = 128
 """Rows below the log's start that one entry deletes at most, so that a large trim holds up nobody."""
 
-_CHECKPOINT_VERSION = 2
+_CHECKPOINT_VERSION = 3
+_UNTIMED_VERSION = 2
 # crc, version, start, next, total bytes, max timestamp, held at, lengths of settings, lanes, producers, groups
-_CHECKPOINT = Struct("<IBQQQqQIIII")
+_UNTIMED = Struct("<IBQQQqQIIII")
+_CHECKPOINT = Struct("<IBQQQqQIIIIQQ")  # the same, then the clock's times
 
 
 class Partition:
@@ -73,7 +77,9 @@ class Partition:
 
     def __init__(self, store: LogStore, settings: PartitionSettings) -> None:
         self._store = store
-        self.producers = Producers(store)
+        self.clock = Clock(store)
+        self.clock.load()
+        self.producers = Producers(store, self.clock)
         self.groups = Groups(store)
         self._lanes = Lanes(store)
         known = store.get(Table.META, SETTINGS_KEY)
@@ -266,10 +272,16 @@ class Partition:
             case PinGroup(group, pinned):
                 self._progress.moved(group)
                 return self.groups.pin(group, pinned, index, self.settings)
+            case PassTime(now_ms):
+                return self._pass_time(now_ms)
             case FenceProducer(producer_id, epoch):
                 return self.producers.fence(producer_id, epoch, index, self.settings)
             case Configure(settings):
                 return self._configure(settings)
+
+    def _pass_time(self, now_ms: int) -> TimePassed:
+        self.clock.pass_to(now_ms)
+        return TimePassed(self.clock.now_ms)
 
     def _configure(self, settings: PartitionSettings) -> Configured | InvalidInputError:
         if settings.version < self.settings.version:
@@ -344,6 +356,7 @@ class Partition:
             self.max_timestamp,
             self.groups.held_at,
             *map(len, parts),
+            *self.clock.times,
         )
         body = b"".join((head[4:], *parts))
         return crc32c(body).to_bytes(4, "little") + body
@@ -352,10 +365,13 @@ class Partition:
         if crc32c(state[4:]) != int.from_bytes(state[:4], "little"):
             raise InvariantBrokenError("the checkpoint does not match its checksum")
         version = state[4]
-        if version != _CHECKPOINT_VERSION:
+        layout = {_UNTIMED_VERSION: _UNTIMED, _CHECKPOINT_VERSION: _CHECKPOINT}.get(version)
+        if layout is None:
             raise InvariantBrokenError(f"checkpoint version {version} is unknown to this release", version=version)
-        _, _, start, end, total_bytes, max_timestamp, held_at, *lengths = _CHECKPOINT.unpack_from(state)
-        cuts = list(accumulate(lengths, initial=_CHECKPOINT.size))
+        _, _, start, end, total_bytes, max_timestamp, held_at, *rest = layout.unpack_from(state)
+        lengths, times = rest[:4], rest[4:]
+        self.clock.restore(Times(*times))
+        cuts = list(accumulate(lengths, initial=layout.size))
         settings, lanes, producers, groups = (state[at:until] for at, until in pairwise(cuts))
         self.settings = PartitionSettings.decode(settings)
         self._store.put(Table.META, SETTINGS_KEY, settings)

@@ -28,6 +28,7 @@ SETTINGS_KEY = b"settings"
 LANES_KEY = b"lanes"
 HELD_KEY = b"held"
 FLOOR_KEY = b"floor"
+CLOCK_KEY = b"clock"
 
 
 class Rows(Protocol):

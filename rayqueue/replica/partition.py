@@ -186,6 +186,14 @@ class PartitionReplica(Replica):
     def _leadership_changed(self) -> None:
         self._admission.reset()
 
+    def keep_time(self) -> None:
+        """Tell the log the time, if what is proposed next would be stamped with an old one. On the engine's thread."""
+        now_ms = time.time_ns() // 1_000_000
+        tick = self._admission.tick(now_ms)
+        if tick is not None:
+            self._engine.propose(tick, None)
+            self._admission.ticked(now_ms)
+
     def _has_queued(self) -> bool:
         return bool(self._appends)
 
@@ -198,6 +206,7 @@ class PartitionReplica(Replica):
             try:
                 known = self._admission.admit_checked(header) if engine.is_leader else None
                 if known is None:
+                    self.keep_time()
                     engine.propose(batch, pending)
                     self._waiting.append(pending)
                 else:

@@ -202,6 +202,8 @@ class PartitionService:
         replica = self._replica
         replica.check_leads()
         known = self._admission.admit_checked(header)
+        if known is None:
+            replica.keep_time()
         if kind == Kind.APPEND_UNACKED:
             if known is None:
                 replica.propose(batch, _ignore)
@@ -445,6 +447,8 @@ class PartitionService:
         self._replica.confirm(confirmed)
 
     def _command(self, payload: bytes, reply: Callable[[Any], None]) -> None:
+        self._replica.check_leads()
+        self._replica.keep_time()
         decode(payload)  # raises here rather than at every replica that applies it
         self._replica.propose(payload, lambda result: reply(_told(result)))
 

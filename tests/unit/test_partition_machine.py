@@ -18,15 +18,18 @@ from rayqueue.errors import (
     SequenceExpiredError,
     SequenceGapError,
     StaleGenerationError,
+    TooManyProducersError,
     UnknownFormatError,
 )
 from rayqueue.ids import Index, Offset
 from rayqueue.log.store import Table
 from rayqueue.partition import (
+    Admission,
     Configured,
     Deleted,
     Fenced,
     PartitionSettings,
+    TimePassed,
     Trimmed,
     commit_command,
     configure_command,
@@ -34,10 +37,14 @@ from rayqueue.partition import (
     fence_command,
     forget_group_command,
     machine,
+    pass_time_command,
+    producers,
     trim_command,
 )
 from rayqueue.records.checksum import crc32c
 from tests.unit.partition_log import Log, appended, batch, committed, group
+
+HOUR_MS = 3_600_000
 
 # -- offsets ------------------------------------------------------------------------
 
@@ -151,6 +158,90 @@ def test_the_producer_unused_for_longest_is_forgotten() -> None:
     assert log.apply(batch(producer_id=1)).duplicate
     assert isinstance(log.apply(batch(producer_id=2, sequence=1)), SequenceGapError)
     assert len(list(log.store.scan(Table.PRODUCERS))) == 2
+
+
+def test_strangers_do_not_make_a_partition_forget_who_wrote_not_long_ago() -> None:
+    log = Log()
+    log.apply(pass_time_command(HOUR_MS))
+    log.apply(batch(2, producer_id=1))
+    for stranger in range(2, 1_100):
+        log.apply(batch(producer_id=stranger))
+    again = log.apply(batch(2, producer_id=1))
+    assert again == appended(0, 2, duplicate=True)
+    log.apply(pass_time_command(8 * HOUR_MS))
+    assert log.apply(batch(2, producer_id=1)).duplicate  # it is idle, but nobody needs its place
+    log.apply(batch(producer_id=2_000))
+    assert len(log.partition.producers) == 1_024  # those that were idle have gone, the oldest first
+    assert isinstance(log.apply(batch(producer_id=1, sequence=2)), SequenceGapError)
+
+
+def test_a_partition_that_can_remember_no_more_refuses_new_producers_and_no_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(producers, "MAX_KNOWN", 3)
+    log = Log(PartitionSettings(max_producers=1))
+    log.apply(pass_time_command(HOUR_MS))
+    for known in (1, 2, 3):
+        log.apply(batch(producer_id=known))
+    end = log.partition.high_watermark
+    refused = log.apply(batch(producer_id=4))
+    assert isinstance(refused, TooManyProducersError)
+    assert refused.retriable
+    assert isinstance(log.apply(fence_command(4, 1)), TooManyProducersError)
+    admission = Admission(log.partition)
+    with pytest.raises(TooManyProducersError):
+        admission.admit(batch(producer_id=4))
+    assert log.partition.high_watermark == end
+    assert log.apply(batch(producer_id=1, sequence=1)) == appended(3, 1)
+    assert log.apply(batch(producer_id=2, epoch=1)) == appended(4, 1)
+    log.apply(pass_time_command(8 * HOUR_MS))
+    assert log.apply(batch(producer_id=4)) == appended(5, 1)
+    assert len(log.partition.producers) == 1
+
+
+def test_the_log_is_told_the_time_before_what_is_stamped_with_it() -> None:
+    """A partition that was idle for a week: who writes now is not idle because the clock was."""
+    log = Log()
+    admission = Admission(log.partition)
+    first = admission.tick(HOUR_MS)
+    assert first is not None
+    assert admission.tick(HOUR_MS) == first  # until it was proposed
+    admission.ticked(HOUR_MS)
+    assert admission.tick(HOUR_MS + 59_999) is None
+    log.apply(first)
+    assert admission.tick(HOUR_MS + 59_999) is None
+    admission.reset()
+    assert admission.tick(HOUR_MS + 59_999) is None  # another leader sees it in the log
+    week = admission.tick(169 * HOUR_MS)
+    assert week is not None
+    log.apply(week)
+    log.apply(batch(producer_id=1))
+    producer = log.partition.producers.get(1)
+    assert producer is not None
+    assert producer.used_ms == 169 * HOUR_MS
+    assert log.apply(pass_time_command(5)) == TimePassed(169 * HOUR_MS)  # a leader whose clock is behind
+
+
+def test_rows_and_checkpoints_of_before_there_was_a_clock_are_read_and_count_from_its_first_time() -> None:
+    old = Log()
+    old.apply(batch(producer_id=1))
+    row = old.store.get(Table.PRODUCERS, (1).to_bytes(8, "big"))
+    assert len(row) == 40  # as before: without a clock there is no stamp
+    state = bytearray(old.partition.checkpoint())
+    state[4] = 2  # the former version: the same without the clock's two times
+    clock_at = machine._UNTIMED.size
+    body = bytes(state[4:clock_at]) + bytes(state[clock_at + 16 :])
+    untimed = crc32c(body).to_bytes(4, "little") + body
+    log = Log(PartitionSettings(max_producers=1))
+    log.partition.restore(untimed)
+    log.partition.settings = PartitionSettings(max_producers=1)
+    assert log.partition.clock.now_ms == 0
+    log.apply(pass_time_command(100 * HOUR_MS))
+    log.apply(batch(producer_id=2))
+    assert log.partition.producers.get(1) is not None
+    log.apply(pass_time_command(107 * HOUR_MS))
+    log.apply(batch(producer_id=3))
+    assert log.partition.producers.get(1) is None
 
 
 def test_fencing_by_command() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 from unittest.mock import patch
@@ -27,6 +28,7 @@ from rayqueue.errors import (
     SequenceExpiredError,
     SequenceGapError,
     StaleGenerationError,
+    TooManyProducersError,
 )
 from rayqueue.log.store import Checkpoint, Table
 from rayqueue.partition import (
@@ -34,12 +36,15 @@ from rayqueue.partition import (
     Deleted,
     Fenced,
     PartitionSettings,
+    TimePassed,
     Trimmed,
     commit_command,
     delete_group_command,
     fence_command,
     machine,
     offset_for_time,
+    pass_time_command,
+    producers,
     read,
     retention_point,
     trim_command,
@@ -47,6 +52,7 @@ from rayqueue.partition import (
 from rayqueue.records import RecordBatch
 from tests.unit.partition_log import Log, appended, committed
 
+IDLE_MS, MAX_KNOWN = 20, 5
 SETTINGS = PartitionSettings(lanes=3, max_producers=3, dedupe_window=2, max_groups=2)
 
 
@@ -68,6 +74,7 @@ class Written:
 class ModelProducer:
     epoch: int
     expected: int = 0
+    used_ms: int = 0
     window: list[tuple[int, int, int]] = field(default_factory=list)  # sequence, count, base
 
 
@@ -76,6 +83,7 @@ class Model:
         self.start = 0
         self.batches: list[Written] = []
         self.producers: OrderedDict[int, ModelProducer] = OrderedDict()
+        self.first_ms = self.now_ms = 0
         self.groups: dict[str, tuple[int, dict[int, int]]] = {}
 
     @property
@@ -100,6 +108,8 @@ class Model:
         if producer is None or epoch > producer.epoch:
             if sequence:
                 return SequenceGapError
+            if producer is None and self._full():
+                return TooManyProducersError
             self._use(pid, ModelProducer(epoch))
             return None
         if epoch < producer.epoch:
@@ -117,13 +127,28 @@ class Model:
     def _use(self, pid: int, producer: ModelProducer) -> None:
         self.producers[pid] = producer
         self.producers.move_to_end(pid)
-        if len(self.producers) > SETTINGS.max_producers:
+        producer.used_ms = self.now_ms
+        while len(self.producers) > SETTINGS.max_producers and self._oldest_is_idle():
             self.producers.popitem(last=False)
+
+    def _oldest_is_idle(self) -> bool:
+        oldest = next(iter(self.producers.values()))
+        return self.now_ms == 0 or self.now_ms - (oldest.used_ms or self.first_ms) > IDLE_MS
+
+    def _full(self) -> bool:
+        return len(self.producers) >= MAX_KNOWN and not self._oldest_is_idle()
+
+    def pass_time(self, now_ms: int) -> TimePassed:
+        self.first_ms = self.first_ms or now_ms
+        self.now_ms = max(self.now_ms, now_ms)
+        return TimePassed(self.now_ms)
 
     def fence(self, pid: int, epoch: int) -> Any:
         producer = self.producers.get(pid)
         if producer is not None and epoch < producer.epoch:
             return ProducerFencedError
+        if producer is None and self._full():
+            return TooManyProducersError
         if producer is None or epoch > producer.epoch:
             self._use(pid, ModelProducer(epoch))
         return Fenced(epoch)
@@ -177,22 +202,27 @@ def agrees(answer: Any, expected: Any) -> bool:
     return type(answer) is expected if isinstance(expected, type) else bool(answer == expected)
 
 
-pids = st.integers(0, 4)
+pids = st.integers(0, 7)
 epochs = st.integers(0, 2)
 
 
 class PartitionAgainstModel(RuleBasedStateMachine):
     @initialize()
     def begin(self) -> None:
-        self.sweeps = patch.object(machine, "SWEEP_ROWS", 3)
-        self.sweeps.start()
+        self.sweeps = ExitStack()
+        for module, name, small in (
+            (machine, "SWEEP_ROWS", 3),
+            (producers, "IDLE_MS", IDLE_MS),
+            (producers, "MAX_KNOWN", MAX_KNOWN),
+        ):
+            self.sweeps.enter_context(patch.object(module, name, small))
         self.log = Log(SETTINGS)
         self.model = Model()
         self.checkpoints: list[tuple[Checkpoint, int]] = []
 
     def teardown(self) -> None:
         if hasattr(self, "sweeps"):
-            self.sweeps.stop()
+            self.sweeps.close()
 
     def apply(self, payload: bytes, expected: Any) -> None:
         answer = self.log.apply(payload)
@@ -245,7 +275,12 @@ class PartitionAgainstModel(RuleBasedStateMachine):
         )
         self.apply(payload, expected)
 
-    @rule(pid=st.integers(1, 4), epoch=epochs)
+    @rule(passed_ms=st.integers(-5, 15))
+    def pass_time(self, passed_ms: int) -> None:
+        now_ms = max(1, self.model.now_ms + passed_ms)
+        self.apply(pass_time_command(now_ms), self.model.pass_time(now_ms))
+
+    @rule(pid=st.integers(1, 7), epoch=epochs)
     def fence(self, pid: int, epoch: int) -> None:
         self.apply(fence_command(pid, epoch), self.model.fence(pid, epoch))
 
