@@ -53,6 +53,7 @@ from rayqueue.cluster import growth
 from rayqueue.cluster.commands import (
     AnyCommand,
     CreateCluster,
+    GroupsForgotten,
     PlaceCoordinator,
     PutBroker,
     ReplicasMade,
@@ -62,7 +63,7 @@ from rayqueue.cluster.placement import AliveBroker
 from rayqueue.errors import DiskFullError, NotLeaderError, RayQueueError, StoreMissingError
 from rayqueue.ids import GroupId, NodeId
 from rayqueue.partition import PartitionSettings
-from rayqueue.partition.commands import configure_command
+from rayqueue.partition.commands import configure_command, expire_groups_command
 from rayqueue.protocol.topics import PartitionInfo, TopicInfo
 from rayqueue.raft.members import Members
 
@@ -84,6 +85,7 @@ _FREE_NAME_S = 5.0
 _FREE_NAME_AGAIN_S = 0.02
 _AFTER_FAILURE_S = 1.0
 _LEADERLESS_S = 5.0
+_FORGOTTEN_AT_ONCE = 200
 
 
 @dataclass(slots=True)
@@ -169,6 +171,7 @@ class Keeper:
         await self._look_at_nodes(view)
         await self._write_down(view)
         self._grow(view)
+        self._forget_expired(view)
         behind = self._behind(view)
         await self._act([*self._wanted_coordinators(view), *self._replicas(view)], view, self._doomed(view), behind)
 
@@ -271,6 +274,25 @@ class Keeper:
         leads_s = 0.0 if self._leads_since_s is None else time.monotonic() - self._leads_since_s
         missing = view.brokers.keys() - self._known.current.keys()
         return bool(missing) and leads_s < self._settings.cluster.broker_wait_ms / 1000
+
+    # -- groups that expired -------------------------------------------------------------------
+
+    def _forget_expired(self, view: ClusterView) -> None:
+        """Some groups at a time, and one such step at a time: each asks all partitions."""
+        if not view.expired:
+            return
+        # Not beyond what each was expired with: a new life of the group may have begun above it.
+        generation = min(view.expired.values())
+        groups = sorted(group for group, each in view.expired.items() if each == generation)[:_FORGOTTEN_AT_ONCE]
+        self._begin("forget", self._forget(groups, generation, view))
+
+    async def _forget(self, groups: list[str], generation: int, view: ClusterView) -> None:
+        command = expire_groups_command(groups, generation)
+        for info in view.topics.values():
+            for partition in info.partitions:
+                await self._tell_leader(partition, command)
+        await self._change(GroupsForgotten(tuple(groups), generation))
+        _log.info("%s groups have expired: %s", len(groups), ", ".join(groups[:10]))
 
     # -- the coordinator's own group -------------------------------------------------------------
 
@@ -496,7 +518,10 @@ class Keeper:
 
     async def _configure(self, info: TopicInfo, partition: PartitionInfo, version: int) -> None:
         """Tell the partition's leader, whoever that is."""
-        command = configure_command(PartitionSettings.of(info.settings, version))
+        await self._tell_leader(partition, configure_command(PartitionSettings.of(info.settings, version)))
+        self._configured[partition.group_id] = version
+
+    async def _tell_leader(self, partition: PartitionInfo, command: bytes) -> None:
         refusal: Exception = NotLeaderError(f"no replica of {partition.group_id} leads")
         for replica in partition.replicas:
             key = ReplicaKey(GroupId(partition.group_id), NodeId(replica.node))
@@ -506,7 +531,6 @@ class Keeper:
             except _FAILURES as error:
                 refusal = error
                 continue
-            self._configured[partition.group_id] = version
             return
         raise refusal
 

@@ -8,10 +8,9 @@ settings are checked here, before anything is sent, and again by the coordinator
 from __future__ import annotations
 
 import asyncio
-import time
 import uuid
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -22,14 +21,16 @@ from ray.exceptions import RayError
 from rayqueue.actors.names import actor_name
 from rayqueue.client.arguments import did_you_mean
 from rayqueue.client.calls import typed
+from rayqueue.client.readiness import Progress, wait_for_leaders
 from rayqueue.client.routing import Routes, ask
 from rayqueue.client.waiting import telling
 from rayqueue.errors import (
-    ClusterStartError,
     GroupNotEmptyError,
     InvalidInputError,
     RayQueueError,
     TopicError,
+    TopicExistsError,
+    TopicNotReadyError,
     UnknownGroupError,
 )
 from rayqueue.ids import GroupId, NodeId
@@ -58,9 +59,6 @@ if TYPE_CHECKING:
     from rayqueue.client.router import ClusterRoutes
 
 _T = TypeVar("_T")
-
-Progress = Callable[[int, int], None]
-"""Told how many partitions have a leader, of how many. Called in another thread than the caller's."""
 
 _STATUS_TIMEOUT_S = 2.0
 _AT_ONCE = 64
@@ -137,6 +135,10 @@ class GroupDescription:
     state: str
     members: tuple[MemberInfo, ...]
     partitions: tuple[PartitionLag, ...]
+    empty_since_ms: int | None = None
+    """When its last member left. None if it has members, or never had one."""
+    expires_at_ms: int | None = None
+    """When it is forgotten unless somebody joins (``cluster.group_retention_ms``). Positions that are pinned stay."""
 
     @property
     def lag(self) -> int:
@@ -155,17 +157,41 @@ def create_topic(
     wait: bool,
     on_progress: Progress | None,
 ) -> TopicInfo:
-    call = CreateTopic(
-        name=check_name("topic", name),
-        settings=_topic_settings(settings),
-        if_missing=if_missing,
-        attempt=uuid.uuid4().hex,
-    )
+    check_name("topic", name)
+    checked = _topic_settings(settings)
     with telling(lambda: f"waiting for the coordinator, which finds places for topic {name!r}"):
-        info: TopicInfo = _ask(rq, call)
+        info, made = _found_or_made(rq, name, checked, if_missing)
     if wait:
-        _until_led(rq, info, info.partitions, on_progress)
+        try:
+            _wait_for_leaders(rq, info, info.partitions, on_progress)
+        except TopicNotReadyError as error:
+            raise _taken_back(rq, info, error, made) from error
     return info
+
+
+def _found_or_made(rq: RayQueue, name: str, settings: TopicSettings, if_missing: bool) -> tuple[TopicInfo, bool]:
+    """The topic, and whether it is this call that made it."""
+    for info in _ask(rq, GetTopics(names=(name,))).topics if if_missing else ():
+        return info, False
+    call = CreateTopic(name=name, settings=settings, attempt=uuid.uuid4().hex)
+    try:
+        return _ask(rq, call), True
+    except TopicExistsError:
+        if not if_missing:
+            raise
+        return _ask(rq, msgspec.structs.replace(call, if_missing=True)), False
+
+
+def _taken_back(rq: RayQueue, info: TopicInfo, error: TopicNotReadyError, made: bool) -> TopicNotReadyError:
+    """A topic that this call made, and that nobody can have written to, is not left behind."""
+    there = f"the topic is there: create_topic({info.name!r}, if_missing=True) waits on, delete_topic takes it back"
+    if made and not error.details["led"]:
+        try:
+            _ask(rq, DeleteTopic(name=info.name, topic_id=info.topic_id))
+            there = "the topic was taken back"
+        except RayQueueError as problem:
+            there = f"{there} (it could not be taken back now: {problem})"
+    return TopicNotReadyError(f"{error}; {there}", **error.details)
 
 
 def topics(rq: RayQueue) -> list[TopicInfo]:
@@ -195,7 +221,7 @@ def alter_topic(
     if wait:
         known = {partition.number for partition in before.partitions}
         new = [partition for partition in info.partitions if partition.number not in known]
-        _until_led(rq, info, new, on_progress)
+        _wait_for_leaders(rq, info, new, on_progress)
     return info
 
 
@@ -219,17 +245,6 @@ def _check_keys(settings: Iterable[str]) -> None:
             raise InvalidInputError(f"a topic has no setting {key!r}{did_you_mean(key, known)}", key=key)
 
 
-def _until_led(
-    rq: RayQueue, info: TopicInfo, partitions: Sequence[PartitionInfo], on_progress: Progress | None
-) -> None:
-    """Wait for a leader of each, and say what is missing: on the way, and in the error."""
-    with telling(lambda: f"waiting for leaders: {_standing(rq, info, partitions)}"):
-        try:
-            rq.io.call(_wait_for_leaders(rq, info, partitions, on_progress))
-        except ClusterStartError as error:
-            raise ClusterStartError(f"{error} ({_standing(rq, info, partitions)})", **error.details) from error
-
-
 def _standing(rq: RayQueue, info: TopicInfo, partitions: Sequence[PartitionInfo]) -> str:
     """Which replicas of the partitions without a leader have started, and what keeps the others."""
     statuses = _statuses(rq, info)
@@ -244,32 +259,24 @@ def _standing(rq: RayQueue, info: TopicInfo, partitions: Sequence[PartitionInfo]
     return ", ".join(told)
 
 
-async def _wait_for_leaders(
+def _wait_for_leaders(
     rq: RayQueue, info: TopicInfo, partitions: Sequence[PartitionInfo], on_progress: Progress | None
 ) -> None:
-    """Until each has a leader, that this process is then connected with."""
-    routes = rq.routes
-    await routes.topic(info.name, refresh=True)
-    deadline_s = time.monotonic() + rq.settings.cluster.start_timeout_ms / 1000
-    led: set[int] = set()
+    """Until each has a leader, that this process is then connected with. ``TopicNotReadyError`` if that is given up."""
 
-    async def lead(partition: PartitionInfo) -> None:
-        route = await routes.partition(TopicPartition(info.name, partition.number))
-        while True:
-            try:
-                await route.leader()
-                break
-            except RayQueueError as error:
-                if not error.retriable or time.monotonic() > deadline_s:
-                    raise ClusterStartError(
-                        f"partition {info.name}-{partition.number} has no leader: {error}",
-                        missing=sorted({replica.broker for replica in partition.replicas}),
-                    ) from error
-        led.add(partition.number)
-        if on_progress is not None:
-            on_progress(len(led), len(partitions))
+    async def wait() -> None:
+        await rq.routes.topic(info.name, refresh=True)
+        await wait_for_leaders(
+            rq.routes,
+            info,
+            partitions,
+            lambda: asyncio.to_thread(_statuses, rq, info),
+            stall_s=rq.settings.cluster.topic_timeout_ms / 1000,
+            on_progress=on_progress,
+        )
 
-    await _all(map(lead, partitions))
+    with telling(lambda: f"waiting for leaders: {_standing(rq, info, partitions)}"):
+        rq.io.call(wait())
 
 
 def _statuses(rq: RayQueue, info: TopicInfo) -> dict[tuple[str, str], Any]:
@@ -355,7 +362,16 @@ def group(rq: RayQueue, name: str) -> GroupDescription:
     told = tuple(lag for lag in lags if wanted or lag.committed)
     if unknown is not None and not told:
         raise unknown
-    return GroupDescription(info.group, info.generation, info.assignor, info.state, info.members, told)
+    return GroupDescription(
+        info.group,
+        info.generation,
+        info.assignor,
+        info.state,
+        info.members,
+        told,
+        info.empty_since_ms,
+        info.expires_at_ms,
+    )
 
 
 async def _lags(

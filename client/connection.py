@@ -39,6 +39,7 @@ from rayqueue.client.forks import forked, leave_ray_alone
 from rayqueue.client.io import IoThread
 from rayqueue.client.joining import check_current, current_ray, find_ray, join_ray
 from rayqueue.client.lifecycle import stop_cluster
+from rayqueue.client.readiness import Progress
 from rayqueue.client.replicas import wait_for_answers
 from rayqueue.client.router import ClusterRoutes
 from rayqueue.client.waiting import telling
@@ -209,7 +210,7 @@ class RayQueue:
         *,
         if_missing: bool = False,
         wait: bool = True,
-        on_progress: admin.Progress | None = None,
+        on_progress: Progress | None = None,
         **settings: Unpack[TopicOptions],
     ) -> TopicInfo:
         """Make a topic; the settings are those of ``TopicSettings``. Returns once every partition has a leader.
@@ -232,7 +233,7 @@ class RayQueue:
         name: str,
         *,
         wait: bool = True,
-        on_progress: admin.Progress | None = None,
+        on_progress: Progress | None = None,
         **changes: Unpack[TopicChanges],
     ) -> TopicInfo:
         """More partitions, other retention, other limits."""

@@ -342,6 +342,9 @@ class ClusterSettings(Section):
     )
     look_ms: Positive = Field(default=500, description="how often the coordinator looks for nodes that came or went")
     start_timeout_ms: Positive = Field(default=60_000, description="how long a start may take before it is given up")
+    topic_timeout_ms: Positive = Field(
+        default=30_000, description="a new topic of which no further partition gets a leader for so long is given up"
+    )
     disconnect_grace_ms: NotNegative = Field(
         default=300, description="a member whose connection broke may come back within this time; else it is out"
     )
@@ -360,6 +363,10 @@ class ClusterSettings(Section):
     )
     max_replicas_per_broker: Positive | None = Field(
         default=None, description="replicas on one node; none: as many as fit into its memory"
+    )
+    group_retention_ms: Positive | None = Field(
+        default=7 * 24 * 3_600_000,
+        description="a group is forgotten this long after its last member left; without members, after its last commit",
     )
     max_groups: Positive = Field(default=10_000, description="consumer groups, with those that have no members now")
     max_group_members: Positive = Field(default=2_000, description="members of one consumer group")

@@ -24,6 +24,7 @@
     │   ├── UnknownTopicError
     │   ├── UnknownPartitionError
     │   ├── TopicRecreatedError      the topic was deleted, and another one has its name
+    │   ├── TopicNotReadyError       its partitions did not get their leaders
     │   └── TopicExistsError
     ├── ClusterNotFoundError         no RayQueue runs here, and none was to be started
     ├── ClusterStartError            it could not be started in time; the text names what is missing
@@ -231,6 +232,13 @@ class TopicRecreatedError(TopicError):
     in it. Begin anew. ``details`` has both ids."""
 
     code = "topic_recreated"
+
+
+class TopicNotReadyError(TopicError):
+    """Partitions of a topic got no leader: full disks, or too few nodes. The text says why, and whether the topic is
+    there: if it is, ``create_topic(if_missing=True)`` goes on waiting and ``delete_topic`` takes it back."""
+
+    code = "topic_not_ready"
 
 
 class TopicExistsError(TopicError):

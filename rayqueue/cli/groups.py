@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
@@ -75,9 +76,13 @@ def delete(
 
 
 def groups_table(groups: Sequence[GroupDescription]) -> Table:
-    columns = ("group", "state", "members", "generation", "partitions", "lag")
-    made = table(*columns, title="Groups", right=columns[2:])
+    columns = ("group", "state", "members", "generation", "partitions", "lag", "empty since", "expires")
+    made = table(*columns, title="Groups", right=columns[2:6])
     for group in groups:
         cells = (group.group, group.state, len(group.members), group.generation, len(group.partitions), group.lag)
-        add(made, *cells)
+        add(made, *cells, _time(group.empty_since_ms), _time(group.expires_at_ms))
     return made
+
+
+def _time(when_ms: int | None) -> str:
+    return "" if when_ms is None else time.strftime("%Y-%m-%d %H:%M", time.localtime(when_ms / 1000))

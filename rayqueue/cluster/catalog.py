@@ -7,6 +7,7 @@ Owns these rows of the META table, and writes each change through to it:
     t<name>                a topic
     u<group id>\\0<node>    a replica whose data was not made yet
     k<node>                a replica of the coordinator that was added after the cluster was made
+    e<group>               the generation up to which partitions have still to forget a group that expired
     d<group id>\\0<node>    a replica of a deleted topic that was not removed yet
 """
 
@@ -29,6 +30,8 @@ _TOPIC = b"t"
 _UNMADE = b"u"
 _DOOMED = b"d"
 _COORDINATOR = b"k"
+_EXPIRED = b"e"
+_CLOCK_STEP_MS = 1_000
 
 
 class BrokerRow(msgspec.Struct, frozen=True, array_like=True):
@@ -68,6 +71,10 @@ class _Counters(msgspec.Struct, array_like=True):
     next_producer_id: int = 1
     generation: int = 0
     """The largest that a deleted group had: one that is made again goes on after it."""
+    now_ms: int = 0
+    """The largest time that a leader has told, to within a second. It never goes back."""
+    first_ms: int = 0
+    """The first: what was written before counts from then on."""
 
 
 class _TopicRow(msgspec.Struct, frozen=True, array_like=True):
@@ -132,6 +139,34 @@ class Catalog:
         if generation > self._counters.generation:
             self._counters.generation = generation
             self._write_counters()
+
+    @property
+    def now_ms(self) -> int:
+        return self._counters.now_ms
+
+    @property
+    def first_ms(self) -> int:
+        return self._counters.first_ms
+
+    def age_ms(self, stamp_ms: int) -> int:
+        """How long ago that was. 0 is a stamp of before leaders told the time."""
+        return self._counters.now_ms - (stamp_ms or self._counters.first_ms)
+
+    def pass_time(self, now_ms: int) -> None:
+        if now_ms >= self._counters.now_ms + _CLOCK_STEP_MS:
+            self._counters.now_ms = now_ms
+            self._counters.first_ms = self._counters.first_ms or now_ms
+            self._write_counters()
+
+    def note_expired(self, group: str) -> None:
+        self.expired[group] = self._counters.generation
+        self._store.put(Table.META, _EXPIRED + group.encode(), _encode((group, self._counters.generation)))
+
+    def groups_forgotten(self, groups: Iterable[str], generation: int) -> None:
+        for group in groups:
+            if self.expired.get(group, generation + 1) <= generation:
+                del self.expired[group]
+                self._store.delete(Table.META, _EXPIRED + group.encode())
 
     def create_topic(self, command: CreateTopic) -> TopicInfo | RayQueueError:
         existing = self.topics.get(command.name)
@@ -248,6 +283,8 @@ class Catalog:
         self.doomed: dict[ReplicaKey, PlacedReplica] = {}
         self.coordinators: dict[str, str] = {}
         """Those that were added, by their brokers."""
+        self.expired: dict[str, int] = {}
+        """Groups that partitions have still to forget, and up to which generation."""
         self._attempts: dict[str, str] = {}
         self._placed: dict[str, dict[ReplicaKey, PlacedReplica]] = {}
         self._leaders: dict[str, int] = {}
@@ -261,6 +298,9 @@ class Catalog:
             self.topics[topic.info.name] = topic.info
             self._attempts[topic.info.name] = topic.attempt
             self._index(topic.info, topic.info.partitions)
+        for row in self._rows(_EXPIRED):
+            group, generation = msgspec.msgpack.decode(row, type=tuple[str, int])
+            self.expired[group] = generation
         for row in self._rows(_COORDINATOR):
             added = msgspec.msgpack.decode(row, type=PlacedReplica)
             self.coordinators[added.node] = added.broker

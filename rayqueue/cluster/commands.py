@@ -138,6 +138,8 @@ class ChangeGroup(Command, frozen=True):
     above: bool = False
     """Its new generation is above those of all groups that were deleted, and a new group knows when it was born. Not in
     logs of earlier releases, which must mean what they meant."""
+    now_ms: int = 0
+    """The leader's time: when it was, if nobody is left in the group."""
 
 
 class DeleteGroup(Command, frozen=True):
@@ -146,6 +148,23 @@ class DeleteGroup(Command, frozen=True):
     group: str
     born: int = -1
     """Of the group that is meant. -1 in logs of earlier releases: whatever has the name."""
+
+
+class ExpireGroups(Command, frozen=True):
+    """Delete groups that were without members for longer, some at a time. Answers their names.
+
+    Their positions are still the partitions': each is among ``expired`` until ``GroupsForgotten``.
+    """
+
+    now_ms: int
+    retention_ms: int
+
+
+class GroupsForgotten(Command, frozen=True):
+    """All partitions have forgotten these groups, up to this generation. Answers None."""
+
+    groups: tuple[str, ...]
+    generation: int
 
 
 AnyCommand = (
@@ -161,6 +180,8 @@ AnyCommand = (
     | TakeProducerIds
     | ChangeGroup
     | DeleteGroup
+    | ExpireGroups
+    | GroupsForgotten
 )
 
 _TAG = bytes([COMMAND])

@@ -42,6 +42,7 @@ import msgspec
 from rayqueue.cluster import commands
 from rayqueue.cluster.catalog import recreated_topic, unknown_topic
 from rayqueue.cluster.commands import decode_command, encode_command
+from rayqueue.cluster.groups import Group
 from rayqueue.cluster.machine import ClusterMachine
 from rayqueue.cluster.memberships import RETRY_S, Memberships
 from rayqueue.cluster.placement import AliveBroker, Placement
@@ -68,6 +69,7 @@ from rayqueue.protocol.calls import (
     DescribeCluster,
     DescribeGroup,
     GetTopics,
+    GroupInfo,
     Heartbeat,
     JoinGroup,
     LeaveGroup,
@@ -88,6 +90,8 @@ MAX_WAITING_CALLS = 20_000
 MAX_COMMAND_BYTES = 3 << 20
 """Less than ``raft.append_batch_bytes``, which an entry must fit into."""
 
+EXPIRE_EVERY_S = 30.0
+"""How often the leader looks for groups that nobody uses any more."""
 STALL_S = 0.25
 """Being called so much later than asked for means that the process did not run."""
 SLACK_S = 0.2
@@ -107,7 +111,12 @@ class Coordinator:
         seals: Seals,
         propose: Propose,
         confirm: Confirm | None = None,
+        wall_ms: Callable[[], int] | None = None,
     ) -> None:
+        """``wall_ms``: the time of day, which is written down where it must outlive this leader. Without it no group
+        expires."""
+        self._wall_ms: Callable[[], int] = (lambda: 0) if wall_ms is None else wall_ms
+        self._expire_at_s = NEVER
         self._machine = machine
         self._settings = settings
         self._seals = seals
@@ -129,7 +138,9 @@ class Coordinator:
         self._unplaced: deque[tuple[CoordinatorCall, Reply]] = deque()
         """Topic changes that wait for brokers, until ``_place_again_s`` at the latest."""
         self._place_again_s = NEVER
-        self._memberships = Memberships(machine, settings, seals, self._propose, self._confirmed)
+        self._memberships = Memberships(
+            machine, settings, seals, self._propose, self._confirmed, self._wall_ms, self._expire_groups
+        )
         machine.on_group_changed = self._memberships.group_changed
 
     # -- being driven -----------------------------------------------------------------------
@@ -146,7 +157,7 @@ class Coordinator:
     @property
     def _next_s(self) -> float:
         if self._ready:
-            return min(self._memberships.next_deadline_s, self._place_again_s)
+            return min(self._memberships.next_deadline_s, self._place_again_s, self._expire_at_s)
         return self._now_s + RETRY_S if self._leading and not self._starting else float("inf")
 
     def _pass_time(self, now_s: float) -> None:
@@ -175,6 +186,7 @@ class Coordinator:
             if isinstance(answer, RayQueueError):
                 return  # the next tick tries again, unless leadership is lost
             self._ready = True
+            self._expire_at_s = self._now_s + EXPIRE_EVERY_S
             self._memberships.lead(self._now_s)
             early, self._early = self._early, deque()
             for client, call, reply in early:
@@ -231,6 +243,9 @@ class Coordinator:
             self._memberships.tick(self._now_s)
             if self._place_again_s <= self._now_s:
                 self._place_again()
+            if self._expire_at_s <= self._now_s:
+                self._expire_at_s = self._now_s + EXPIRE_EVERY_S
+                self._expire_groups()
         elif self._leading and not self._starting:
             self._start()
 
@@ -239,6 +254,19 @@ class Coordinator:
         self._pass_time(now_s)
         self._sites.set_alive(self._now_s, alive)
         self._place_again()
+
+    def _expire_groups(self) -> bool:
+        """Let those go that were without members for too long. False if there is none."""
+        now_ms, retention_ms = self._wall_ms(), self._settings.group_retention_ms
+        if not now_ms or retention_ms is None or not self._machine.has_expired(now_ms, retention_ms):
+            return False
+        self._propose(commands.ExpireGroups(now_ms, retention_ms), lambda _: None)
+        return True
+
+    def _group_info(self, group: Group) -> GroupInfo:
+        since_ms, retention_ms = self._machine.empty_since_ms(group), self._settings.group_retention_ms
+        expires_at_ms = None if since_ms is None or retention_ms is None else since_ms + retention_ms
+        return msgspec.structs.replace(group.info(), empty_since_ms=since_ms, expires_at_ms=expires_at_ms)
 
     # -- proposing ---------------------------------------------------------------------------
 
@@ -318,12 +346,12 @@ class Coordinator:
                 names = sorted(machine.topics) if call.names is None else call.names
                 return Topics(machine.version, tuple(machine.topics[each] for each in names if each in machine.topics))
             case ListGroups():
-                return tuple(machine.groups[name].info() for name in sorted(machine.groups))
+                return tuple(self._group_info(machine.groups[name]) for name in sorted(machine.groups))
             case DescribeGroup(group=name):
                 group = machine.groups.get(name)
                 if group is None:
                     raise UnknownGroupError(f"there is no group {name!r}", group=name)
-                return group.info()
+                return self._group_info(group)
             case _:
                 return self._cluster_info()
 

@@ -26,7 +26,7 @@ depends on hashes.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 import msgspec
 
@@ -46,6 +46,7 @@ class _GroupRow(msgspec.Struct, frozen=True, array_like=True):
     generation: int
     assignor: str
     born: int = 0
+    empty_ms: int = 0
 
 
 class _MemberRow(msgspec.Struct, frozen=True, array_like=True):
@@ -114,6 +115,8 @@ class Group:
         """Its first generation. No other group of this name ever has the same; 0 of those that are older than this."""
         self.members: dict[str, Member] = {}
         self.instances: dict[str, str] = {}
+        self.empty_ms = 0
+        """When its last member left; 0 if it has some, or that was before leaders told the time."""
         self.owners: dict[TopicPartition, str] = {}
         self.rebalancing = False
         """Somebody has still to let go of something."""
@@ -337,14 +340,26 @@ class Groups:
         self.load(topics)
 
     def change(
-        self, name: str, changes: Iterable[GroupChange], topics: Topics, least_generation: int, *, above: bool
+        self,
+        name: str,
+        changes: Iterable[GroupChange],
+        topics: Topics,
+        least_generation: int,
+        *,
+        above: bool,
+        now_ms: int = 0,
     ) -> tuple[RayQueueError | None, ...]:
         """``least_generation``: what a new group goes on after, and with ``above`` also one that is there."""
         group = self.known.get(name)
         new = group is None
+        populated = group is not None and bool(group.members)
         if group is None:
             group = Group(name, least_generation, "sticky")
         step = group.step(changes, topics, least_generation if above else 0)
+        if group.members:
+            group.empty_ms = 0
+        elif populated or new:
+            group.empty_ms = now_ms
         if new and step.changed:
             group.born = group.generation if above else 0
             self.known[name] = group
@@ -368,16 +383,26 @@ class Groups:
             return None
         if group.members:
             return GroupNotEmptyError(f"group {name!r} has {len(group.members)} members", members=len(group.members))
-        del self.known[name]
-        self._store.delete(Table.META, _GROUP + name.encode())
+        self._drop(group)
         return group
+
+    def expire(self, is_over: Callable[[int], bool], most: int) -> list[Group]:
+        """Forget groups that have been without members for too long: ``is_over`` judges since when."""
+        over = [group for _, group in sorted(self.known.items()) if not group.members and is_over(group.empty_ms)]
+        for group in over[:most]:
+            self._drop(group)
+        return over[:most]
+
+    def _drop(self, group: Group) -> None:
+        del self.known[group.name]
+        self._store.delete(Table.META, _GROUP + group.name.encode())
 
     # -- rows ------------------------------------------------------------------------------
 
     def _write(self, group: Group, step: _Step) -> None:
         if not step.changed:
             return
-        row = _GroupRow(group.name, group.generation, group.assignor, group.born)
+        row = _GroupRow(group.name, group.generation, group.assignor, group.born, group.empty_ms)
         self._store.put(Table.META, _GROUP + group.name.encode(), _encode(row))
         for name in step.gone:
             self._store.delete(Table.META, _member_key(group.name, name))
@@ -408,7 +433,8 @@ class Groups:
         self._topics_of: dict[str, set[str]] = {}
         for _, row in self._store.scan(Table.META, _GROUP, bytes([_GROUP[0] + 1])):
             head = msgspec.msgpack.decode(row, type=_GroupRow)
-            self.known[head.group] = Group(head.group, head.generation, head.assignor, head.born)
+            group = self.known[head.group] = Group(head.group, head.generation, head.assignor, head.born)
+            group.empty_ms = head.empty_ms
         for key, row in self._store.scan(Table.META, _MEMBER, bytes([_MEMBER[0] + 1])):
             group = self.known[key[1:].split(b"\0", 1)[0].decode()]
             self._load_member(group, msgspec.msgpack.decode(row, type=_MemberRow), topics)

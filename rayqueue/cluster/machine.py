@@ -26,6 +26,8 @@ from rayqueue.cluster.commands import (
     CreateTopic,
     DeleteGroup,
     DeleteTopic,
+    ExpireGroups,
+    GroupsForgotten,
     Nothing,
     PlaceCoordinator,
     PutBroker,
@@ -45,6 +47,8 @@ from rayqueue.records.checksum import crc32c
 SEGMENT_BYTES = 1 << 20
 """How much log a replica of the coordinator applies between checkpoints (``RaftEngine.maintain``). No reader needs the
 log, so it is never much longer than this."""
+
+MAX_EXPIRED_AT_ONCE = 200
 
 _CHECKPOINT_VERSION = 1
 _ROWS: msgspec.msgpack.Decoder[list[tuple[bytes, bytes]]] = msgspec.msgpack.Decoder(list[tuple[bytes, bytes]])
@@ -104,6 +108,11 @@ class ClusterMachine:
         """Replicas of deleted topics that were not removed yet."""
         return self._catalog.doomed
 
+    @property
+    def expired(self) -> Mapping[str, int]:
+        """Groups that partitions have still to forget, and up to which generation."""
+        return self._catalog.expired
+
     def replicas(self, broker: str) -> Mapping[ReplicaKey, PlacedReplica]:
         """What a broker is to run. Its doomed ones are not among them."""
         return self._catalog.replicas_of(broker)
@@ -123,8 +132,10 @@ class ClusterMachine:
     def _execute(self, command: AnyCommand) -> Any:
         catalog = self._catalog
         match command:
-            case ChangeGroup(group, changes, above):
-                answers = self._groups.change(group, changes, catalog.topics, catalog.deleted_generation, above=above)
+            case ChangeGroup(group, changes, above, now_ms):
+                catalog.pass_time(now_ms)
+                least, now_ms = catalog.deleted_generation, catalog.now_ms if now_ms else 0
+                answers = self._groups.change(group, changes, catalog.topics, least, above=above, now_ms=now_ms)
                 self._tell(group)
                 return answers
             case TakeProducerIds(count):
@@ -147,6 +158,10 @@ class ClusterMachine:
                 return catalog.create_cluster(cluster_id)
             case DeleteGroup(group, born):
                 return self._delete_group(group, born)
+            case ExpireGroups(now_ms, retention_ms):
+                return self._expire_groups(now_ms, retention_ms)
+            case GroupsForgotten(groups, generation):
+                return catalog.groups_forgotten(groups, generation)
             case Nothing():
                 return None
 
@@ -162,6 +177,30 @@ class ClusterMachine:
         if deleted is not None:
             self._catalog.keep_generation(deleted.generation)
         return DeletedGroup(deleted is not None, self._catalog.deleted_generation)
+
+    def _expire_groups(self, now_ms: int, retention_ms: int) -> tuple[str, ...]:
+        catalog = self._catalog
+        catalog.pass_time(now_ms)
+        gone = self._groups.expire(lambda empty_ms: catalog.age_ms(empty_ms) > retention_ms, MAX_EXPIRED_AT_ONCE)
+        for group in gone:
+            catalog.keep_generation(group.generation)
+        for group in gone:
+            catalog.note_expired(group.name)
+            self._tell(group.name)
+        return tuple(group.name for group in gone)
+
+    def has_expired(self, now_ms: int, retention_ms: int) -> bool:
+        """Whether ``ExpireGroups`` of so late would delete one, or must tell the first time."""
+        ahead_ms = now_ms - self._catalog.now_ms
+        age_ms = self._catalog.age_ms
+        return any(
+            not group.members and age_ms(group.empty_ms) + ahead_ms > retention_ms
+            for group in self._groups.known.values()
+        )
+
+    def empty_since_ms(self, group: Group) -> int | None:
+        """When its last member left; None if it has some, or that is not known."""
+        return None if group.members else group.empty_ms or self._catalog.first_ms or None
 
     def _tell(self, group: str) -> None:
         if self.on_group_changed is not None:

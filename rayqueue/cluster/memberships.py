@@ -114,7 +114,12 @@ class Memberships:
         seals: Seals,
         propose: Propose,
         confirm: Confirm,
+        wall_ms: Callable[[], int],
+        make_room: Callable[[], bool],
     ) -> None:
+        """``make_room`` lets groups expire; False if none is due."""
+        self._wall_ms = wall_ms
+        self._make_room = make_room
         self._machine = machine
         self._settings = settings
         self._seals = seals
@@ -285,8 +290,16 @@ class Memberships:
     def _check_room(self, call: JoinGroup, wish: Join, group: Group | None) -> None:
         settings = self._settings
         turn = self._turns.get(call.group)
-        if group is None and turn is None and len(self._machine.groups) >= settings.max_groups:
-            raise InvalidInputError(f"there are {settings.max_groups} groups, which is the limit (cluster.max_groups)")
+        groups = self._machine.groups
+        if group is None and turn is None and len(groups) >= settings.max_groups and not self._make_room():
+            empty = sum(not each.members for each in groups.values())
+            raise InvalidInputError(
+                f"there are {len(groups)} groups, which is the limit (cluster.max_groups), {empty} of them without "
+                "members: delete those that nobody needs (rayqueue groups delete), or let them expire sooner "
+                "(cluster.group_retention_ms)",
+                groups=len(groups),
+                empty=empty,
+            )
         coming = 0 if turn is None else len(turn.joins)
         there = 0 if group is None else len(group.members)
         new = group is None or call.member not in group.members
@@ -378,7 +391,7 @@ class Memberships:
         step = turn.under_way = turn.take()
         turn.due_s = self._now_s if len(turn) else NEVER
         if len(step):
-            change = ChangeGroup(group, step.changes(), above=True)
+            change = ChangeGroup(group, step.changes(), above=True, now_ms=self._wall_ms())
             self._propose(change, lambda answers: self._stepped(group, turn, step, answers))
         else:
             self._stepped(group, turn, step, ())

@@ -9,12 +9,23 @@ what time the log has told. No clock of its own, no I/O but the store.
 from __future__ import annotations
 
 from rayqueue.partition.admission import Admission, AdmissionLimits
-from rayqueue.partition.answers import Appended, Committed, Configured, Deleted, Fenced, Pinned, TimePassed, Trimmed
+from rayqueue.partition.answers import (
+    Appended,
+    Committed,
+    Configured,
+    Deleted,
+    Expired,
+    Fenced,
+    Pinned,
+    TimePassed,
+    Trimmed,
+)
 from rayqueue.partition.backlog import Backlog
 from rayqueue.partition.commands import (
     commit_command,
     configure_command,
     delete_group_command,
+    expire_groups_command,
     fence_command,
     forget_group_command,
     pass_time_command,
@@ -37,6 +48,7 @@ __all__ = [
     "Committed",
     "Configured",
     "Deleted",
+    "Expired",
     "Fenced",
     "Fetched",
     "Group",
@@ -49,6 +61,7 @@ __all__ = [
     "commit_command",
     "configure_command",
     "delete_group_command",
+    "expire_groups_command",
     "fence_command",
     "forget_group_command",
     "offset_for_time",

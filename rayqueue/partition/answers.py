@@ -65,5 +65,12 @@ class TimePassed:
 
 
 @dataclass(frozen=True, slots=True)
+class Expired:
+    """Groups whose positions are gone."""
+
+    groups: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Configured:
     """The settings are in force from the next entry on."""

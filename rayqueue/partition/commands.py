@@ -9,7 +9,7 @@ so that a command that is proposed is one that can be applied.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from struct import Struct
 from typing import Any
@@ -27,6 +27,7 @@ PIN_GROUP = 0x15
 TRIM_UNLESS_HELD = 0x16
 FORGET_GROUP = 0x17
 PASS_TIME = 0x18
+EXPIRE_GROUPS = 0x19
 
 MAX_GROUP_BYTES = 255
 MAX_METADATA_BYTES = 4096
@@ -39,6 +40,7 @@ _LANE = Struct("<BQ")
 _FENCE = Struct("<BQI")
 _FORGET = Struct("<BB?xHQQ")  # tag, length of group, whether something was seen, lanes seen, generation, that seen
 _PASS_TIME = Struct("<BQQ")
+_EXPIRE = Struct("<BQH")  # tag, generation, how many names follow, each with its length before it
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,10 +93,18 @@ class Configure:
 class PassTime:
     now_ms: int
     group_retention_ms: int
-    """Groups that were unused for longer are forgotten; 0: none are."""
+    """Positions without membership that nobody committed for longer are forgotten; 0: none are."""
 
 
-Command = Trim | CommitOffsets | DeleteGroup | ForgetGroup | PinGroup | FenceProducer | Configure | PassTime
+@dataclass(frozen=True, slots=True)
+class ExpireGroups:
+    groups: tuple[str, ...]
+    generation: int
+
+
+Command = (
+    Trim | CommitOffsets | DeleteGroup | ForgetGroup | PinGroup | FenceProducer | Configure | PassTime | ExpireGroups
+)
 
 
 # -- encoding -------------------------------------------------------------------
@@ -175,6 +185,13 @@ def configure_command(settings: PartitionSettings) -> bytes:
 def pass_time_command(now_ms: int, group_retention_ms: int = 0) -> bytes:
     """Let the partition know what time it is at its leader, and forget what has expired by then."""
     return _PASS_TIME.pack(PASS_TIME, now_ms, group_retention_ms)
+
+
+def expire_groups_command(groups: Sequence[str], generation: int) -> bytes:
+    """Forget what members of these groups committed up to this generation, unless it is pinned, and refuse every
+    generation up to it from whoever is not known here: the coordinator has given them up."""
+    names = [_encode_group(group) for group in groups]
+    return _EXPIRE.pack(EXPIRE_GROUPS, generation, len(names)) + b"".join(bytes((len(each),)) + each for each in names)
 
 
 def check_offset(offset: Any) -> int:
@@ -263,6 +280,20 @@ def _decode_pass_time(payload: bytes) -> PassTime:
     return PassTime(*_PASS_TIME.unpack(payload)[1:])
 
 
+def _decode_expire_groups(payload: bytes) -> ExpireGroups:
+    _, generation, count = _EXPIRE.unpack_from(payload)
+    at, names = _EXPIRE.size, []
+    for _ in range(count):
+        end = at + 1 + payload[at] if at < len(payload) else at
+        if not at + 1 < end <= len(payload):
+            raise InvalidInputError("lengths do not add up")
+        names.append(payload[at + 1 : end].decode())
+        at = end
+    if at != len(payload):
+        raise InvalidInputError("lengths do not add up")
+    return ExpireGroups(tuple(names), generation)
+
+
 def _decode_configure(payload: bytes) -> Configure:
     return Configure(PartitionSettings.decode(payload[1:]))
 
@@ -274,6 +305,7 @@ _DECODERS: dict[int, Callable[[bytes], Command]] = {
     FENCE_PRODUCER: _decode_fence,
     CONFIGURE: _decode_configure,
     PASS_TIME: _decode_pass_time,
+    EXPIRE_GROUPS: _decode_expire_groups,
     PIN_GROUP: _decode_pin,
     TRIM_UNLESS_HELD: _decode_trim_unless_held,
     FORGET_GROUP: _decode_forget_group,

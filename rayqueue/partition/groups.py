@@ -11,6 +11,12 @@ which it, as far as anybody could know before, did not: a new group, a pin, a
 position that went back. Where to trim is decided before the trim is in the log;
 this is how applying it knows whether that decision still stands.
 
+A position expires. One that somebody commits without being a member of a group
+(generation 0) does so by the partition's clock, after its last commit. One of a
+group with members lives as long as the coordinator knows the group, for a group
+may read and have nothing to commit; ``expire`` is told once it does not. What is
+pinned stays.
+
 ``floor`` is the highest generation of all groups that were deleted. A group
 that is not known here must come with a later one: the coordinator begins a new
 life of a group above every generation that it ever deleted, so only members of
@@ -27,13 +33,16 @@ from rayqueue.errors import InvalidInputError, OffsetOutOfRangeError, RayQueueEr
 from rayqueue.ids import Index, Offset
 from rayqueue.log.store import LogStore, Table
 from rayqueue.partition.answers import Committed, Deleted, Pinned
-from rayqueue.partition.commands import CommitOffsets, ForgetGroup
+from rayqueue.partition.clock import Clock
+from rayqueue.partition.commands import CommitOffsets, ExpireGroups, ForgetGroup
 from rayqueue.partition.rows import FLOOR_KEY, HELD_KEY, Rows
 from rayqueue.partition.settings import PartitionSettings
 from rayqueue.protocol.calls import Position
 
 _STATE = Struct("<QH")  # generation, count of lanes and whether it is pinned
 _PINNED = 0x8000
+_STAMPED = 0x4000
+_STAMP = Struct("<Q")  # time of the last commit; rows of before there was a clock have none
 _LANE = Struct("<BQ")
 _HELD = Struct("<Q")
 _FLOOR = Struct("<Q")
@@ -48,6 +57,8 @@ class Group:
     metadata: bytes = b""
     pinned: bool = False
     """No trim passes what it has not committed."""
+    used_ms: int = 0
+    """When it committed last, by the partition's clock."""
 
     def position(self) -> Position:
         """The same, as a client is told."""
@@ -55,21 +66,26 @@ class Group:
 
     def encode(self) -> bytes:
         lanes = b"".join(_LANE.pack(lane, self.offsets[lane]) for lane in sorted(self.offsets))
-        state = _STATE.pack(self.generation, len(self.offsets) | (_PINNED if self.pinned else 0))
-        return state + lanes + self.metadata
+        marks = (_PINNED if self.pinned else 0) | (_STAMPED if self.used_ms else 0)
+        stamp = _STAMP.pack(self.used_ms) if self.used_ms else b""
+        return _STATE.pack(self.generation, len(self.offsets) | marks) + stamp + lanes + self.metadata
 
     @staticmethod
     def decode(row: bytes) -> Group:
         generation, counted = _STATE.unpack_from(row)
-        lanes = counted & ~_PINNED
-        metadata_at = _STATE.size + lanes * _LANE.size
-        offsets = {lane: Offset(offset) for lane, offset in _LANE.iter_unpack(row[_STATE.size : metadata_at])}
-        return Group(generation, offsets, row[metadata_at:], bool(counted & _PINNED))
+        lanes = counted & ~(_PINNED | _STAMPED)
+        used_ms, lanes_at = 0, _STATE.size
+        if counted & _STAMPED:
+            used_ms, lanes_at = _STAMP.unpack_from(row, lanes_at)[0], lanes_at + _STAMP.size
+        metadata_at = lanes_at + lanes * _LANE.size
+        offsets = {lane: Offset(offset) for lane, offset in _LANE.iter_unpack(row[lanes_at:metadata_at])}
+        return Group(generation, offsets, row[metadata_at:], bool(counted & _PINNED), used_ms)
 
 
 class Groups:
-    def __init__(self, store: LogStore) -> None:
+    def __init__(self, store: LogStore, clock: Clock) -> None:
         self._store = store
+        self._clock = clock
         self._known: dict[str, Group] = {}
         self.held_at = Index(0)
         self.floor = 0
@@ -124,7 +140,7 @@ class Groups:
                 held = held or offset < before
         # A commit without offsets only claims the partition: what belongs to the offsets stays with them.
         metadata = command.metadata if command.offsets else command.metadata or group.metadata
-        self._put(command.group, Group(command.generation, offsets, metadata, group.pinned))
+        self._put(command.group, Group(command.generation, offsets, metadata, group.pinned, self._clock.now_ms))
         if held:
             self._hold(index)
         return Committed(command.generation, offsets, metadata, group.pinned)
@@ -139,14 +155,20 @@ class Groups:
                 return self._too_many()
             group = Group(0, {})
         if group.pinned != pinned:
-            self._put(name, replace(group, pinned=pinned))
+            # One that is let go of expires a whole time later, not at once.
+            self._put(name, replace(group, pinned=pinned, used_ms=self._clock.now_ms))
             if pinned:
                 self._hold(index)
         return Pinned(pinned)
 
     def _too_many(self) -> InvalidInputError:
         count = len(self._known)
-        return InvalidInputError(f"there are {count} groups here, which is the limit; delete one", limit=count)
+        return InvalidInputError(
+            f"{count} groups have positions in this partition, which is the limit (PartitionSettings.max_groups): "
+            "delete what nobody needs (rayqueue groups delete), or let unused ones expire sooner "
+            "(cluster.group_retention_ms)",
+            limit=count,
+        )
 
     def _put(self, name: str, group: Group) -> None:
         self._known[name] = group
@@ -172,6 +194,33 @@ class Groups:
         if not as_seen and (command.seen is not None or known.generation > command.generation):
             return Deleted(False)
         return self.delete(command.group)
+
+    def has_expired(self, now_ms: int, retention_ms: int) -> bool:
+        """Whether ``expire_unused`` would forget one if it were so late."""
+        ahead_ms = now_ms - self._clock.now_ms
+        return any(self._is_unused(group, retention_ms - ahead_ms) for group in self._known.values())
+
+    def expire_unused(self, retention_ms: int) -> tuple[str, ...]:
+        """Forget positions without membership that nobody committed for longer."""
+        gone = tuple(name for name in self if self._is_unused(self._known[name], retention_ms))
+        for name in gone:
+            self.delete(name)
+        return gone
+
+    def _is_unused(self, group: Group, retention_ms: int) -> bool:
+        return not group.generation and not group.pinned and self._clock.age_ms(group.used_ms) > retention_ms
+
+    def expire(self, command: ExpireGroups) -> tuple[str, ...]:
+        """Forget what members of these groups committed; they are the coordinator's no more."""
+        if command.generation > self.floor:
+            self._raise_floor(command.generation)
+        gone: list[str] = []
+        for name in command.groups:
+            known = self._known.get(name)
+            if known is not None and not known.pinned and 0 < known.generation <= command.generation:
+                self.delete(name)
+                gone.append(name)
+        return tuple(gone)
 
     def _raise_floor(self, floor: int) -> None:
         self.floor = floor

@@ -24,7 +24,17 @@ from struct import Struct
 from rayqueue.errors import InvalidInputError, InvariantBrokenError, RayQueueError
 from rayqueue.ids import Index, Offset
 from rayqueue.log.store import LogStore, Table
-from rayqueue.partition.answers import Appended, Committed, Configured, Deleted, Fenced, Pinned, TimePassed, Trimmed
+from rayqueue.partition.answers import (
+    Appended,
+    Committed,
+    Configured,
+    Deleted,
+    Expired,
+    Fenced,
+    Pinned,
+    TimePassed,
+    Trimmed,
+)
 from rayqueue.partition.backlog import Backlog, Done, Progress
 from rayqueue.partition.clock import Clock, Times
 from rayqueue.partition.commands import (
@@ -32,6 +42,7 @@ from rayqueue.partition.commands import (
     CommitOffsets,
     Configure,
     DeleteGroup,
+    ExpireGroups,
     FenceProducer,
     ForgetGroup,
     PassTime,
@@ -39,6 +50,7 @@ from rayqueue.partition.commands import (
     Trim,
     check_offset,
     decode,
+    pass_time_command,
     trim_command,
 )
 from rayqueue.partition.groups import Groups
@@ -60,7 +72,7 @@ from rayqueue.protocol.calls import Lag, Position
 from rayqueue.records import BATCH_TAG, BatchHeader
 from rayqueue.records.checksum import crc32c
 
-Answer = Appended | Trimmed | Committed | Pinned | Deleted | Fenced | TimePassed | Configured | RayQueueError
+Answer = Appended | Trimmed | Committed | Pinned | Deleted | Fenced | TimePassed | Expired | Configured | RayQueueError
 
 SWEEP_ROWS = 128
 """Rows below the log's start that one entry deletes at most, so that a large trim holds up nobody."""
@@ -80,7 +92,7 @@ class Partition:
         self.clock = Clock(store)
         self.clock.load()
         self.producers = Producers(store, self.clock)
-        self.groups = Groups(store)
+        self.groups = Groups(store, self.clock)
         self._lanes = Lanes(store)
         known = store.get(Table.META, SETTINGS_KEY)
         if known is None:
@@ -272,16 +284,31 @@ class Partition:
             case PinGroup(group, pinned):
                 self._progress.moved(group)
                 return self.groups.pin(group, pinned, index, self.settings)
-            case PassTime(now_ms):
-                return self._pass_time(now_ms)
+            case PassTime(now_ms, group_retention_ms):
+                return self._pass_time(now_ms, group_retention_ms)
+            case ExpireGroups():
+                return self._expired(self.groups.expire(command))
             case FenceProducer(producer_id, epoch):
                 return self.producers.fence(producer_id, epoch, index, self.settings)
             case Configure(settings):
                 return self._configure(settings)
 
-    def _pass_time(self, now_ms: int) -> TimePassed:
+    def _pass_time(self, now_ms: int, group_retention_ms: int) -> TimePassed:
         self.clock.pass_to(now_ms)
+        if group_retention_ms:
+            self._expired(self.groups.expire_unused(group_retention_ms))
         return TimePassed(self.clock.now_ms)
+
+    def _expired(self, groups: tuple[str, ...]) -> Expired:
+        for group in groups:
+            self._progress.moved(group)
+        return Expired(groups)
+
+    def expiry_command(self, now_ms: int, group_retention_ms: int) -> bytes | None:
+        """What the leader is to propose so that unused positions go; None if there are none."""
+        if not self.groups.has_expired(now_ms, group_retention_ms):
+            return None
+        return pass_time_command(now_ms, group_retention_ms)
 
     def _configure(self, settings: PartitionSettings) -> Configured | InvalidInputError:
         if settings.version < self.settings.version:

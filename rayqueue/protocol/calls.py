@@ -140,6 +140,10 @@ class GroupInfo(msgspec.Struct, frozen=True, array_like=True):
     members: tuple[MemberInfo, ...]
     born: int = 0
     """The generation that it began with. A group that is deleted and made again begins above all that it ever had."""
+    empty_since_ms: int | None = None
+    """When its last member left."""
+    expires_at_ms: int | None = None
+    """When it is forgotten unless somebody joins; None if it has members, or groups do not expire."""
 
 
 class DeletedGroup(msgspec.Struct, frozen=True, array_like=True):

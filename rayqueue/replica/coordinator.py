@@ -45,6 +45,8 @@ class ClusterView(NamedTuple):
     """The coordinator's replicas that were added after the cluster was made, and their brokers."""
     members: Members
     """Of the coordinator's group."""
+    expired: Mapping[str, int]
+    """Groups that partitions have still to forget, and up to which generation."""
 
 
 class CoordinatorReplica(Replica):
@@ -97,6 +99,7 @@ class CoordinatorReplica(Replica):
                 tuple(machine.doomed.values()),
                 {NodeId(node): broker for node, broker in machine.coordinators.items()},
                 self.members,
+                dict(machine.expired),
             )
             self._deliver([(answer, view)])
 
@@ -122,7 +125,12 @@ class CoordinatorService:
         self._on_change = on_change
         self._seen: tuple[object, ...] = ()
         self._coordinator = Coordinator(
-            machine, settings.cluster, Seals(secret_of(settings)), self._propose, replica.confirm
+            machine,
+            settings.cluster,
+            Seals(secret_of(settings)),
+            self._propose,
+            replica.confirm,
+            lambda: time.time_ns() // 1_000_000,
         )
 
     @property
@@ -158,7 +166,8 @@ class CoordinatorService:
     def tick(self, now_s: float) -> None:
         self._coordinator.tick(now_s)
         machine = self._machine
-        seen = (self.leads, machine.version, len(machine.unmade), len(machine.doomed), self._replica.members)
+        lists = len(machine.unmade), len(machine.doomed), len(machine.expired)
+        seen = (self.leads, machine.version, *lists, self._replica.members)
         if seen != self._seen:
             self._seen = seen
             self._on_change()

@@ -45,6 +45,9 @@ from rayqueue.replica.status import Status
 from rayqueue.replica.tail import Tail
 from rayqueue.replica.watched import WatchedPartition
 
+_EXPIRE_EVERY_S = 30.0
+"""How often a leader looks for positions that nobody uses any more."""
+
 
 class PartitionReplica(Replica):
     """Methods may be called from any thread and return at once, except ``read_disk``."""
@@ -60,6 +63,7 @@ class PartitionReplica(Replica):
         calls: CallSettings | None = None,
         partition: PartitionSettings | None = None,
         append_timeout_ms: int = 10_000,
+        group_retention_ms: int | None = None,
         deliver: Deliver | None = None,
         on_fatal: Callable[[BaseException], None],
     ) -> None:
@@ -80,6 +84,8 @@ class PartitionReplica(Replica):
         self._readers: list[Answer] = []
         self._readers_lock = threading.Lock()
         self._woken_end = -1
+        self._group_retention_ms = group_retention_ms
+        self._expire_at_s = 0.0
         super().__init__(
             store,
             transport,
@@ -242,6 +248,10 @@ class PartitionReplica(Replica):
         trim = self._partition.retention_command(
             time.time_ns() // 1_000_000, retention_ms=settings.retention_ms, retention_bytes=settings.retention_bytes
         )
+        now_s = time.monotonic()
+        if trim is None and self._group_retention_ms and now_s >= self._expire_at_s:
+            self._expire_at_s = now_s + _EXPIRE_EVERY_S
+            trim = self._partition.expiry_command(time.time_ns() // 1_000_000, self._group_retention_ms)
         if trim is not None:
             # Straight to the engine: close() may have begun, and that is no reason to fail. If it is refused,
             # the next round tries again.

@@ -54,6 +54,7 @@ def start_replica(
         log=settings.log,
         calls=settings.calls,
         partition=partition,
+        group_retention_ms=settings.cluster.group_retention_ms,
         deliver=deliver,
         on_fatal=on_fatal,
     )
