@@ -47,6 +47,8 @@ def describe(
         return
     out = console()
     out.print(f"{name}: {group.state}, generation {group.generation}, assignor {group.assignor}, lag {group.lag:,}")
+    if group.expires_at_ms is not None:
+        out.print(f"empty since {_time(group.empty_since_ms)}, expires {_time(group.expires_at_ms)}")
     members = table("member", "runs at", "instance", "reads", title="Members")
     for member in group.members:
         reads = ", ".join(str(grant.topic_partition) for grant in member.grants)

@@ -35,7 +35,7 @@ class PartitionSettings:
     lanes: int = 1
     """Priority levels. A batch belongs to one of them."""
     max_producers: int = 1024
-    """Idempotent producers that are remembered; the one unused for longest is forgotten first."""
+    """Idempotent producers that are remembered however long they are idle (``producers.IDLE_MS``)."""
     dedupe_window: int = 32
     """Batches per producer whose answers are remembered: more than it ever has in flight."""
     max_groups: int = 1000
