@@ -163,7 +163,7 @@ def create_topic(
         info, made = _found_or_made(rq, name, checked, if_missing)
     if wait:
         try:
-            _wait_for_leaders(rq, info, info.partitions, on_progress)
+            _until_led(rq, info, info.partitions, on_progress)
         except TopicNotReadyError as error:
             raise _taken_back(rq, info, error, made) from error
     return info
@@ -221,7 +221,7 @@ def alter_topic(
     if wait:
         known = {partition.number for partition in before.partitions}
         new = [partition for partition in info.partitions if partition.number not in known]
-        _wait_for_leaders(rq, info, new, on_progress)
+        _until_led(rq, info, new, on_progress)
     return info
 
 
@@ -259,7 +259,7 @@ def _standing(rq: RayQueue, info: TopicInfo, partitions: Sequence[PartitionInfo]
     return ", ".join(told)
 
 
-def _wait_for_leaders(
+def _until_led(
     rq: RayQueue, info: TopicInfo, partitions: Sequence[PartitionInfo], on_progress: Progress | None
 ) -> None:
     """Until each has a leader, that this process is then connected with. ``TopicNotReadyError`` if that is given up."""
