@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from rayqueue.client.routing import Routes
@@ -68,7 +69,10 @@ async def wait_for_leaders(
             hopeless_before = hopeless
         await leading
     finally:
-        leading.cancel()
+        if not leading.done():
+            leading.cancel()
+            with suppress(asyncio.CancelledError, RayQueueError):
+                await leading
 
 
 def _is_hopeless(partition: PartitionInfo, told: Mapping[tuple[str, str], Any]) -> bool:
