@@ -35,6 +35,7 @@ class CoordinatorActor(MemberActor[CoordinatorReplica]):
         from rayqueue.actors.keeper import Keeper  # it starts actors, this one's class among them
 
         self._keeper = Keeper(spec)
+        self._keeper.runs_on(ray.get_runtime_context().get_node_id())
         super().__init__(spec)
         if not isinstance(self._started, RayQueueError):
             self._keeping = asyncio.get_running_loop().create_task(self._keeper.run(self._started))

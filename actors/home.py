@@ -95,6 +95,14 @@ def memory_bytes(cgroups: Path = Path("/sys/fs/cgroup")) -> int:
     return most
 
 
+def shared_directory(broker: str, used: str, idle: str) -> str:
+    """What to say of two Ray nodes with one data directory: they are one broker, unless their labels say otherwise."""
+    return (
+        f"Ray nodes {used} and {idle} share a data directory, so they are one broker, {broker}, and the second is not "
+        f"used. To use it, start each with a name of its own: ray start --labels {BROKER_LABEL}=NAME"
+    )
+
+
 def used_by(data_dir: Path) -> Holder | None:
     """The process that has a replica of the coordinator open. There is none when a cluster may be started."""
     replicas = sorted((data_dir / COORDINATOR).glob("*"))

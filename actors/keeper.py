@@ -29,7 +29,7 @@ from ray.exceptions import RayError
 
 from rayqueue.actors import nodes
 from rayqueue.actors.coordinator import CoordinatorSpec
-from rayqueue.actors.home import ClusterManifest, Home
+from rayqueue.actors.home import ClusterManifest, Home, memory_bytes, shared_directory
 from rayqueue.actors.names import COORDINATOR, PREFIX, actor_name
 from rayqueue.actors.nodes import RayNode
 from rayqueue.actors.plan import (
@@ -117,6 +117,7 @@ class Keeper:
         self._removed: set[ReplicaKey] = set()
         self._configured: dict[str, int] = {}
         self._told_brokers: list[AliveBroker] | None = None
+        self._told_shared: set[str] = set()
         self._leaderless_since_s = time.monotonic()
         self._leads_since_s: float | None = None
         cluster = spec.cluster
@@ -126,6 +127,17 @@ class Keeper:
         """All that have a place."""
         self._told: dict[str, ClusterManifest] = {}
         """Ray nodes that have been told of a grown group."""
+
+    def runs_on(self, node_id: str) -> None:
+        """The Ray node of this process: the one that its broker is on, if others share the data directory.
+
+        Otherwise a broker might be taken to be on another node than its coordinator, which would then be moved there.
+        """
+        broker = self._spec.cluster.coordinators.get(self._spec.node_id)
+        if broker is not None:
+            here = Home(broker, self._spec.host, node_id, 0, self._manifest, None, memory_bytes())
+            self._known.homes[node_id] = here
+            self._known.current[broker] = node_id
 
     def wake(self) -> None:
         """Look now. From any thread."""
@@ -227,6 +239,9 @@ class Keeper:
                 answering = [each for each in candidates if await asyncio.to_thread(nodes.answers, alive[each])]
                 candidates = answering or candidates
             current[broker] = candidates[0]
+            for idle in set(candidates[1:]) - self._told_shared:
+                self._told_shared.add(idle)
+                _log.warning("%s", shared_directory(broker, candidates[0], idle))
         return current
 
     # -- what the metadata must know ------------------------------------------------------------

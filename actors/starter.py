@@ -164,8 +164,7 @@ def _homes(settings: Settings, deadline_s: float) -> dict[str, Home]:
             _log.error("%s", told)
             errors.append(told)
         elif told.broker in homes:
-            # Nodes that share a data directory are one broker, unless their labels say otherwise.
-            _log.warning("nodes %s and %s are the same broker %s", homes[told.broker].ray_node, told.ray_node, told)
+            _log.warning("%s", home.shared_directory(told.broker, homes[told.broker].ray_node, told.ray_node))
         else:
             homes[told.broker] = told
     if not homes:

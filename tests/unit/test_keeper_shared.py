@@ -1,0 +1,52 @@
+"""Ray nodes that share a data directory are one broker: the keeper leaves it where its coordinator runs."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from pathlib import Path
+
+import pytest
+
+from rayqueue.actors import nodes
+from rayqueue.actors.coordinator import CoordinatorSpec
+from rayqueue.actors.home import ClusterManifest, Home
+from rayqueue.actors.keeper import Keeper
+from rayqueue.actors.names import COORDINATOR
+from rayqueue.actors.nodes import RayNode
+from rayqueue.config import Settings
+from rayqueue.ids import NodeId
+
+CLUSTER = ClusterManifest("cluster-a", {NodeId("c1"): "b"}, complete=True)
+
+
+def alive(*names: str) -> dict[str, RayNode]:
+    return {name: RayNode(name, "127.0.0.1", 1, None) for name in names}
+
+
+def home(node: str) -> Home:
+    return Home("b", "127.0.0.1", node, 0, CLUSTER, None)
+
+
+def test_a_broker_stays_on_its_coordinators_node_whoever_is_found_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(nodes, "answers", lambda _: True)
+
+    async def look() -> None:
+        spec = CoordinatorSpec(COORDINATOR, NodeId("c1"), Settings(data_dir=tmp_path), cluster=CLUSTER)
+        keeper = Keeper(spec)
+        keeper.runs_on("n1")
+        known = keeper._known
+        known.homes = {"n2": home("n2"), **known.homes}  # another one is identified before
+        for _ in range(2):
+            known.current = await keeper._current_nodes(alive("n1", "n2"))
+            assert known.current == {"b": "n1"}
+        del known.homes["n1"]  # it died
+        assert await keeper._current_nodes(alive("n2")) == {"b": "n2"}
+
+    with caplog.at_level(logging.WARNING):
+        asyncio.run(look())
+    (told,) = [record.getMessage() for record in caplog.records]  # once
+    assert "nodes n1 and n2 share a data directory" in told
+    assert "--labels rayqueue.broker=NAME" in told
