@@ -147,8 +147,13 @@ class LogSettings(Section):
     cache_bytes: NotNegative = Field(
         default=32 * MIB, description="the newest entries, kept in memory for followers and readers"
     )
-    map_initial_bytes: Positive = Field(default=64 * MIB, description="the size of LMDB's map at first")
-    map_growth_bytes: Positive = Field(default=256 * MIB, description="what LMDB's map grows by when it is full")
+    map_initial_bytes: Positive = Field(default=8 * MIB, description="disk space that is allocated at first")
+    map_growth_bytes: Positive = Field(
+        default=64 * MIB, description="what is allocated at a time, at most; a quarter of what there is"
+    )
+    reserve_bytes: Positive = Field(
+        default=4 * MIB, description="allocated for votes, positions and trims, for when the disk is full"
+    )
     segment_bytes: Positive = Field(
         default=64 * MIB, description="log between two checkpoints; retention trims whole ones"
     )

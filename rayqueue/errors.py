@@ -45,7 +45,7 @@
     │   ├── LearnerBehindError
     │   └── TransferFailedError
     ├── StorageError
-    │   ├── DiskFullError            read-only until there is space again
+    │   ├── DiskFullError            no records are taken until there is space again
     │   ├── DamagedLogError          stored bytes are not what was written
     │   ├── StoreMissingError        there should be data here and there is none
     │   └── StoreIdentityError       the data belongs to another replica
@@ -379,7 +379,7 @@ class StorageError(RayQueueError):
 
 
 class DiskFullError(StorageError):
-    """No space. The replica serves reads and accepts writes again once there is space."""
+    """No space. Nothing was written. Reading and committing go on; records are taken again once there is space."""
 
     code = "disk_full"
     retriable = True

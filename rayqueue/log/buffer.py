@@ -48,7 +48,7 @@ from rayqueue.log.ops import (
     Truncate,
     index_key,
 )
-from rayqueue.log.store import Checkpoint, Entry, HardState, Table
+from rayqueue.log.store import SMALL_BYTES, Checkpoint, Entry, HardState, Table
 from rayqueue.log.wal import Wal, encode_ops
 
 MAX_ENTRIES_PER_READ = 10_000
@@ -72,6 +72,8 @@ class BufferedStore(ABC):
         self._cache_bytes = cache_bytes
         self._closed = False
         self._damaged: str | None = None
+        self._full = False
+        self.small_bytes = SMALL_BYTES
         self._load(EMPTY_STATE, {})
 
     def _load(self, state: LogState, checkpoints: dict[Index, Term]) -> None:
@@ -123,6 +125,10 @@ class BufferedStore(ABC):
     @abstractmethod
     def _write_damaged(self, why: str) -> None: ...
 
+    @abstractmethod
+    def look_for_room(self) -> None:
+        """Find out again whether the store is ``full``."""
+
     # -- identity and single values ------------------------------------------------
 
     @property
@@ -173,6 +179,18 @@ class BufferedStore(ABC):
     @property
     def damaged(self) -> str | None:
         return self._damaged
+
+    @property
+    def full(self) -> bool:
+        return self._full
+
+    def _new_bytes(self) -> int:
+        """What the buffer appends that is not durable yet."""
+        return sum(len(op.entry.payload) for op in self._ops[self._kept_ops :] if type(op) is Append)
+
+    def _takes_space(self) -> bool:
+        """Whether the buffer may not be written with the reserve. What was kept was promised, and may."""
+        return self._new_bytes() > self.small_bytes
 
     def mark_damaged(self, why: str) -> None:
         """Durable at once, by itself; the buffer stays as it is. The first reason is the one that is kept."""
@@ -437,6 +455,7 @@ class BufferedStore(ABC):
     def persist(self) -> None:
         self._check_open()
         if len(self._ops) == self._kept_ops:
+            self._must_sync = False
             return
         if self._keep(self._ops[self._kept_ops :]):
             self._kept_ops = len(self._ops)
@@ -484,6 +503,7 @@ class BufferedStore(ABC):
     def sync(self) -> None:
         self._check_open()
         if not self._ops:
+            self._must_sync = False
             return
         # Only now are the records outdated. Before the commit they are all that a crash would leave.
         self._wal.restart(self._commit(self._ops, self._state()))

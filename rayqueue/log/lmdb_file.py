@@ -15,7 +15,6 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
-import resource
 import shutil
 from contextlib import suppress
 from dataclasses import dataclass
@@ -24,14 +23,14 @@ from struct import Struct
 from typing import NamedTuple
 
 from rayqueue.errors import DamagedLogError, DiskFullError, StorageError, StoreIdentityError
+from rayqueue.log.lmdb_room import FULL_ERRNOS, free_bytes
 from rayqueue.log.private import make_directory, opener
 
 DATA_FILE = "data.mdb"
 LOCK_FILE = "LOCK"
-_SCRATCH_FILE = "ROOM"
+_LMDB_LOCK_FILE = "lock.mdb"
+_LMDB_LOCK_BYTES = 64 << 10
 DAMAGED_FILE = "DAMAGED"
-
-FULL_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 # LMDB 0.9, 64 bit: page header (pgno, pad, flags, lower, upper), then the meta: magic, version, address,
 # map size, two MDB_db of 48 bytes (free, main), last page, transaction id. The first MDB_db's pad is the page size.
@@ -164,23 +163,20 @@ def write_damaged(path: Path, why: str) -> None:
 def is_full(path: Path, code: int, needed_bytes: int) -> bool:
     """Whether a write failed because there is no room for it.
 
-    When only a part of a write fits, LMDB reports EIO, which is also what a
-    broken disk says. So ask the file system for that much room."""
+    When only a part of a write fits, LMDB reports EIO, which is also what a broken disk says. A file that is allocated
+    ahead does not come to that; for the others the free space decides. The same transaction may be tried again: it
+    writes every one of its pages anew, so nothing that a failed sync left in the page cache is relied upon. If the
+    disk is not full, whatever failed is not tried again: the process ends, and its successor reads what the disk has.
+    """
     if code != errno.EIO:
         return code in FULL_ERRNOS
-    needed_bytes += _ROOM_BYTES
-    limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
-    if limit != resource.RLIM_INFINITY and (path / DATA_FILE).stat().st_size + needed_bytes > limit:
-        return True
-    scratch = path / _SCRATCH_FILE
-    try:
-        with scratch.open("wb") as file:
-            os.posix_fallocate(file.fileno(), 0, needed_bytes)
-    except OSError as error:
-        return error.errno in FULL_ERRNOS
-    finally:
-        scratch.unlink(missing_ok=True)
-    return False
+    return free_bytes(path) < needed_bytes + _ROOM_BYTES
+
+
+def allocate_lock(path: Path) -> None:
+    """The lock file is mapped, and a page of it that the full disk has no room for would kill the process."""
+    with open(path / _LMDB_LOCK_FILE, "ab", opener=opener) as file, suppress(OSError):
+        os.posix_fallocate(file.fileno(), 0, _LMDB_LOCK_BYTES)
 
 
 @dataclass(frozen=True, slots=True)

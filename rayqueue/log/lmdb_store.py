@@ -12,9 +12,11 @@ The promise is that of ``rayqueue.log.store``, and:
   latter a power loss may undo the last acknowledged transaction.
 - The map is never written through (no ``writemap``): a full disk is an error
   code and not SIGBUS.
-- A full disk leaves the data as it was. The buffer stays; ``sync()`` may be
-  tried again. To let a trim through, drop what was never synced with
-  ``truncate_from`` first: freeing needs much less space than appending.
+- The file is allocated ahead of the map (``rayqueue.log.lmdb_room``), so a full
+  disk is noticed before anything is written, and leaves a reserve for a
+  ``sync()`` that appends little or nothing. The buffer stays; ``sync()`` may be
+  tried again. To let what is small through, drop what was never synced with
+  ``truncate_from`` first.
 - Any other failure of a write ends writing for good (``StorageError``); what
   a failed fsync left on the disk is unknown. A restart finds the last synced
   state.
@@ -24,9 +26,6 @@ The promise is that of ``rayqueue.log.store``, and:
 - ``persist()`` writes a small buffer into the write-ahead file
   (``rayqueue.log.wal``) and leaves the transaction to the next ``sync()``, or
   to the ``persist()`` that finds the file full. ``open`` finds it there.
-
-Beside the group's data, ``max_bytes`` allows ``reserve_bytes`` more to a
-``sync()`` that appends nothing.
 """
 
 from __future__ import annotations
@@ -65,6 +64,7 @@ from rayqueue.log.lmdb_codec import (
 from rayqueue.log.lmdb_file import (
     DATA_FILE,
     DirectoryLock,
+    allocate_lock,
     check_data_file,
     is_full,
     make_empty,
@@ -72,9 +72,10 @@ from rayqueue.log.lmdb_file import (
     read_damaged,
     write_damaged,
 )
+from rayqueue.log.lmdb_room import Room
 from rayqueue.log.lmdb_rows import IDENTITY_KEY, SPACE_NAMES, STATE_KEY, Spaces, View, damaged
 from rayqueue.log.lmdb_write import RowMemory, write_ops
-from rayqueue.log.ops import EMPTY_STATE, Append, LogState, Op
+from rayqueue.log.ops import EMPTY_STATE, LogState, Op
 from rayqueue.log.private import FILE_MODE, close_directory
 from rayqueue.log.snapshot_gate import SnapshotGate
 from rayqueue.log.store import Checkpoint, Entry, Table
@@ -82,19 +83,19 @@ from rayqueue.log.wal import Wal
 from rayqueue.log.wal_file import DiskFile
 
 _LMDB_0_9 = 0
-_PAGE_MULTIPLE_BYTES = 1 << 20
+_FIRST_MAP_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class LmdbOptions:
     """The limits of one store.
 
-    The map is address space, not memory or disk: a large one costs nothing.
-    It doubles when it is full, by ``map_step_bytes`` at most."""
+    As much as the map is large, and ``reserve_bytes`` more, is allocated on the
+    disk. It grows by a quarter when it is full, by ``map_step_bytes`` at most."""
 
     cache_bytes: int = 8 << 20
-    map_bytes: int = 1 << 30
-    map_step_bytes: int = 16 << 30
+    map_bytes: int = 8 << 20
+    map_step_bytes: int = 64 << 20
     max_bytes: int | None = None
     reserve_bytes: int = 4 << 20
     wal_bytes: int = 256 << 10
@@ -157,7 +158,15 @@ class LmdbStore(BufferedStore):
         self._options = options
         self._failed: str | None = None
         self._gate = SnapshotGate(options.max_snapshots)
-        self._map_bytes = self._map_for(used_bytes)
+        self._room = Room(
+            path / DATA_FILE,
+            reserve_bytes=options.reserve_bytes,
+            step_bytes=options.map_step_bytes,
+            max_bytes=options.max_bytes,
+        )
+        self._wanted_bytes = options.reserve_bytes
+        self._map_bytes = self._room.first_map(used_bytes, options.map_bytes)
+        allocate_lock(path)
         try:
             self._env = _open_env(path, self._map_bytes, options)
         except lmdb.Error as error:
@@ -166,7 +175,9 @@ class LmdbStore(BufferedStore):
         try:
             self._env.reader_check()
             self._spaces = {name: self._env.open_db(name, create=False) for name in SPACE_NAMES}
+            self._page_bytes = self._env.stat()["psize"]
             self._replay(self._read_all())
+            self.look_for_room()
         except lmdb.Error as error:
             self._abandon()
             raise damaged(error) from error
@@ -262,18 +273,15 @@ class LmdbStore(BufferedStore):
     def _commit(self, ops: Sequence[Op], state: LogState) -> int:
         if self._failed is not None:
             raise self._writing_ended()
-        payload_bytes = sum(len(op.entry.payload) for op in ops if type(op) is Append)
-        appends = any(type(op) is Append for op in ops)
         while True:
             try:
                 txn_id = self._write(ops, state)
                 break
             except lmdb.MapFullError:
-                self._grow(appends)
+                self._grow()
             except lmdb.Error as error:
-                raise self._write_error(error, payload_bytes) from error
-        if self._options.max_bytes is not None and self._map_bytes > self._limit(True):
-            self._move_map(self._limit(True), wait_ms=0)  # the reserve is there again for the next time
+                raise self._write_error(error) from error
+        self.look_for_room()
         return txn_id
 
     def _write(self, ops: Sequence[Op], state: LogState) -> int:
@@ -293,8 +301,9 @@ class LmdbStore(BufferedStore):
         self._rows.take(written)
         return txn_id
 
-    def _write_error(self, error: lmdb.Error, payload_bytes: int) -> StorageError:
-        if is_full(self._path, error.code, payload_bytes):
+    def _write_error(self, error: lmdb.Error) -> StorageError:
+        if is_full(self._path, error.code, self._new_bytes()):
+            self._refuse()
             return DiskFullError(f"no space for the log of {self._node_id}: {error}", path=str(self._path))
         self._failed = str(error)
         if isinstance(error, lmdb.CorruptedError | lmdb.PageNotFoundError | lmdb.InvalidError):
@@ -303,33 +312,45 @@ class LmdbStore(BufferedStore):
 
     # -- the map -------------------------------------------------------------------
 
-    def _map_for(self, used_bytes: int) -> int:
-        """A map for a file of this size, within the limit."""
-        size = max(self._options.map_bytes, used_bytes)
-        if self._options.max_bytes is not None:
-            size = min(size, max(self._options.max_bytes, used_bytes))
-        return _round_up(size)
-
     def _used_bytes(self) -> int:
-        info = self._env.info()
-        return (info["last_pgno"] + 1) * self._env.stat()["psize"]
+        return (self._env.info()["last_pgno"] + 1) * self._page_bytes
 
-    def _limit(self, appends: bool) -> int:
-        """How large the map may be. What frees space may use a little more than what takes it."""
-        if self._options.max_bytes is None:
-            return 1 << 62
-        limit = max(self._options.max_bytes, self._used_bytes())
-        return _round_up(limit if appends else limit + self._options.reserve_bytes)
-
-    def _grow(self, appends: bool) -> None:
-        size = min(self._map_bytes + min(self._map_bytes, self._options.map_step_bytes), self._limit(appends))
-        if size <= self._map_bytes:
-            raise DiskFullError(
-                f"the log of {self._node_id} has reached its {self._options.max_bytes} bytes",
-                max_bytes=self._options.max_bytes,
-            )
+    def _grow(self) -> None:
+        """LMDB has no room for the buffer."""
+        size = self._room.larger_map(self._map_bytes, self._used_bytes())
+        if size is None and not self._takes_space():
+            size = self._room.allocated_bytes  # the reserve is for this
+        if size is None or size <= self._map_bytes:
+            self._refuse()
+            raise DiskFullError(f"no space for the log of {self._node_id}", path=str(self._path))
         if not self._move_map(size, self._options.growth_wait_ms):
             raise DiskFullError(f"a reader kept the map of {self._node_id} from growing", map_bytes=self._map_bytes)
+
+    def _refuse(self) -> None:
+        self._full = True
+        self._wanted_bytes = max(self._options.reserve_bytes, 2 * self._new_bytes())
+
+    def look_for_room(self) -> None:
+        """Before there is none: what is under way when a leader learns that there is none should still fit."""
+        used, limit = self._used_bytes(), self._room.limit_bytes
+        if self._map_bytes <= limit and self._map_bytes - used >= self._wanted_bytes:
+            self._full = False
+            return
+        size = self._room.larger_map(self._map_bytes, used)
+        if size is not None:
+            self._move_map(size, wait_ms=0)  # if a reader is inside, later
+            self._full = False
+            return
+        if self._map_bytes > max(limit, used):
+            self._move_map(max(limit, used), wait_ms=0)  # what takes space must not find the reserve open
+        self._full = max(limit - used, 0) + self._unused_bytes() < self._wanted_bytes
+
+    def _unused_bytes(self) -> int:
+        """Pages inside the file that hold nothing any more."""
+        with self._env.begin() as txn:
+            stats = [self._env.stat(), *(txn.stat(space) for space in self._spaces.values())]
+        pages = sum(each["branch_pages"] + each["leaf_pages"] + each["overflow_pages"] for each in stats)
+        return self._used_bytes() - pages * self._page_bytes
 
     def _move_map(self, size: int, wait_ms: int) -> bool:
         with self._gate.paused(wait_ms) as empty:
@@ -394,7 +415,7 @@ class LmdbStore(BufferedStore):
 
     def size_bytes(self) -> int:
         self._check_open()
-        return (self._path / DATA_FILE).stat().st_blocks * 512 + self._wal.size_bytes
+        return self._used_bytes() + self._wal.size_bytes
 
     def close(self) -> None:
         """Waits ``close_wait_ms`` for running snapshots; after that the last of them closes the file."""
@@ -408,10 +429,6 @@ class LmdbStore(BufferedStore):
     def _abandon(self) -> None:
         self._env.close()
         self._wal.close()
-
-
-def _round_up(size: int) -> int:
-    return -(-size // _PAGE_MULTIPLE_BYTES) * _PAGE_MULTIPLE_BYTES
 
 
 def _open_env(path: Path, map_bytes: int, options: LmdbOptions) -> lmdb.Environment:
@@ -431,7 +448,8 @@ def _open_env(path: Path, map_bytes: int, options: LmdbOptions) -> lmdb.Environm
 
 def _write_empty(path: Path, group_id: GroupId, node_id: NodeId, options: LmdbOptions) -> None:
     wal_bytes = DiskFile.create(path, options.wal_bytes)
-    env = _open_env(path, _round_up(options.map_bytes), options)
+    allocate_lock(path)
+    env = _open_env(path, max(options.map_bytes, _FIRST_MAP_BYTES), options)
     try:
         with env.begin(write=True) as txn:
             spaces: Spaces = {name: env.open_db(name, txn=txn) for name in SPACE_NAMES}

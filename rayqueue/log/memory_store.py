@@ -31,7 +31,7 @@ from typing import TypeVar
 
 from msgspec.structs import replace
 
-from rayqueue.errors import DamagedLogError, ReplicaClosedError
+from rayqueue.errors import DamagedLogError, DiskFullError, ReplicaClosedError
 from rayqueue.ids import GroupId, Index, NodeId, Term
 from rayqueue.log.buffer import BufferedStore
 from rayqueue.log.lmdb_codec import (
@@ -67,6 +67,7 @@ _ROW_OVERHEAD_BYTES = 32
 _CACHE_BYTES = 1 << 20
 _WAL_BYTES = 16 << 10
 _WAL_RECORD_BYTES = 16 << 10
+_RESERVE_BYTES = 64 << 10
 
 
 class MemoryFile:
@@ -122,6 +123,9 @@ class MemoryDisk:
         self.after_commit: Callable[[], None] | None = None
         self.readers = 0
         self._rotten: dict[tuple[bytes, bytes], bytes] = {}
+        self.limit_bytes: int | None = None
+        """A full disk: so many bytes of entries fit, and ``reserve_bytes`` more of small ones."""
+        self.reserve_bytes = _RESERVE_BYTES
 
     def copy(self) -> MemoryDisk:
         """An image of its own, for a test."""
@@ -135,6 +139,7 @@ class MemoryDisk:
         twin.wal, twin.txn_id = self.wal, self.txn_id
         twin.before_commit, twin.after_commit = self.before_commit, self.after_commit
         twin._rotten = self._rotten.copy()
+        twin.limit_bytes, twin.reserve_bytes = self.limit_bytes, self.reserve_bytes
         twin.entries = self.entries.copy()
         twin.tables = {table: rows.copy() for table, rows in self.tables.items()}
         twin.checkpoints = self.checkpoints.copy()
@@ -309,6 +314,7 @@ class MemoryStore(BufferedStore):
             group_id, node_id, Wal(self.disk.wal), cache_bytes=cache_bytes, wal_record_bytes=wal_record_bytes
         )
         self._snapshots = threading.Lock()
+        self._wanted_bytes = 0
         self._damaged = self.disk.damaged
         self._load(self.disk.state(), {index: saved.term for index, saved in self.disk.checkpoints.items()})
         self._replay(self.disk.txn_id)
@@ -327,6 +333,7 @@ class MemoryStore(BufferedStore):
     def _commit(self, ops: Sequence[Op], state: LogState) -> int:
         if self.disk.before_commit is not None:
             self.disk.before_commit()
+        self._check_room(sum(len(op.entry.payload) for op in ops if type(op) is Append))
         with self._snapshots:
             if self.disk.readers:
                 self.disk = self.disk.next_version()
@@ -336,6 +343,20 @@ class MemoryStore(BufferedStore):
         if self.disk.after_commit is not None:
             self.disk.after_commit()
         return self.disk.txn_id
+
+    def _check_room(self, new_bytes: int) -> None:
+        limit = self.disk.limit_bytes
+        if limit is None:
+            return
+        if not self._takes_space():
+            limit += self.disk.reserve_bytes
+        if self.disk.payload_bytes + new_bytes > limit:
+            self._full, self._wanted_bytes = True, new_bytes
+            raise DiskFullError(f"no space for {new_bytes} bytes on a disk of {limit}")
+
+    def look_for_room(self) -> None:
+        limit = self.disk.limit_bytes
+        self._full = limit is not None and self.disk.payload_bytes + self._wanted_bytes > limit
 
     def _disk_term(self, index: Index) -> Term:
         return self.disk.read_term(index)

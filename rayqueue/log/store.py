@@ -14,7 +14,8 @@ The promise:
 - Every entry is verified against its checksum when it comes from disk. Bytes
   that do not match are never returned: ``DamagedLogError``.
 - If the disk is full, ``sync()`` raises ``DiskFullError`` and keeps the
-  buffer, so that the same ``sync()`` may be tried again; nothing is lost.
+  buffer, so that the same ``sync()`` may be tried again; nothing is lost. A
+  reserve remains for what appends little (``small_bytes``) or frees space.
 
 ``rayqueue.log.lmdb_store`` is the real one, ``rayqueue.log.memory_store`` its
 twin for tests and for the simulator.
@@ -30,6 +31,9 @@ from typing import Protocol
 from msgspec import Struct
 
 from rayqueue.ids import GroupId, Index, NodeId, Term
+
+SMALL_BYTES = 64 << 10
+"""What a ``sync()`` may append though the store is full."""
 
 
 class Table(Enum):
@@ -201,8 +205,18 @@ class LogStore(Protocol):
     def mark_damaged(self, why: str) -> None:
         """Remember that this replica must be rebuilt from its peers."""
 
+    @property
+    def full(self) -> bool:
+        """True while there is no room but the reserve: records should be refused, small entries still fit."""
+
+    small_bytes: int
+    """What entries of one ``sync`` may have together to be written with the reserve."""
+
+    def look_for_room(self) -> None:
+        """Find out again whether the store is ``full``. Cheap; once per second is enough."""
+
     def size_bytes(self) -> int:
-        """Bytes the store takes on its disk."""
+        """Bytes the store uses; its file may be allocated a little ahead."""
 
     def close(self) -> None:
         """Release everything. What was not synced is gone, as after a crash."""

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from rayqueue.errors import DamagedLogError, DiskFullError, StorageError
-from rayqueue.log.lmdb_file import FULL_ERRNOS
+from rayqueue.log.lmdb_room import FULL_ERRNOS
 from rayqueue.log.private import opener
 from rayqueue.log.wal import SECTOR_BYTES
 

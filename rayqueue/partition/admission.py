@@ -25,6 +25,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from rayqueue.errors import (
+    DiskFullError,
     InvalidInputError,
     NotLeaderError,
     OversizedBatchError,
@@ -66,13 +67,15 @@ class Admission:
         *,
         next_index: Callable[[], int] | None = None,
         line: Line | None = None,
+        disks_full: Callable[[], bool] | None = None,
     ) -> None:
         """``next_index`` tells which entry the next proposal becomes: the engine's. Without it, bounds on the
-        backlog count what is applied only."""
+        backlog count what is applied only. ``disks_full`` tells whether a majority has no room for records."""
         self.line = Line() if line is None else line
         self._partition = partition
         self._limits = AdmissionLimits() if limits is None else limits
         self._next_index = next_index or (lambda: partition.applied)
+        self._disks_full = disks_full or (lambda: False)
         self._proposed: OrderedDict[int, tuple[int, int]] = OrderedDict()  # producer id -> epoch, next sequence
         self._waiting: deque[tuple[int, int, int]] = deque()  # index, records, bytes of what is not applied yet
         self._waiting_records = 0
@@ -155,7 +158,9 @@ class Admission:
         return None
 
     def _take_room(self, header: BatchHeader) -> None:
-        """``QueueFullError`` if there is none."""
+        """``QueueFullError`` or ``DiskFullError`` if there is none."""
+        if self._disks_full():
+            raise DiskFullError("the disks of this partition are full; records are taken again once there is space")
         index = self._next_index()
         self._forget_applied(index)
         settings = self._partition.settings

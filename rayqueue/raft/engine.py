@@ -14,8 +14,9 @@ drives it, the replica's thread or the simulator, repeats one step:
 What must be durable before what is sent:
 
 - ``late`` messages are promises: votes, requests for votes, acknowledgements.
-  They must not leave before ``sync`` returned. If it fails they are dropped and
-  ``disk_full`` is called.
+  They must not leave before ``sync`` returned. If the disk is full they are
+  dropped and ``disk_full`` is called, which gives up the entries that were not
+  durable, and ``sync`` is tried again: what is left is small.
 - ``early`` messages promise nothing. A leader's entries are among them, so the
   followers write while the leader does. That is safe because the leader counts
   itself as one of the majority only in a later step, after its own ``sync``.
@@ -38,6 +39,7 @@ from random import Random
 from typing import Any
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from rayqueue.config import RaftSettings
 from rayqueue.errors import (
@@ -72,6 +74,7 @@ from rayqueue.raft.messages import (
     TimeoutNow,
     VoteReply,
 )
+from rayqueue.raft.room import Picture, heir, majority_has_room
 from rayqueue.raft.transport import Event, PeerDown, PeerUp, Received
 from rayqueue.records.checksum import entry_crc
 
@@ -136,7 +139,7 @@ class RaftEngine(Elections):
             return False
         if self._proposals:
             return True  # made after the step, by what runs then: retention, the coordinator's clock
-        return self.applied < self.commit or (self.is_leader and self._only_voter and self.commit < self._durable)
+        return self.applied < self._may_apply or (self.is_leader and self._only_voter and self.commit < self._durable)
 
     @property
     def silent(self) -> bool:
@@ -268,7 +271,7 @@ class RaftEngine(Elections):
             self._prepare_election()
             self.stock_tick()
             self._transferred = self._transferred and self._campaign
-        elif self.applied < self.commit:
+        elif self.applied < self._may_apply:
             self.apply_committed()
         if self._leadership is not None:
             self._lead(self._leadership)
@@ -278,6 +281,8 @@ class RaftEngine(Elections):
         self._finish_confirmations()
         if leadership.transfer is not None:
             self._drive_transfer()
+        if self._heartbeat_due:
+            self._yield_for_space(leadership)
         self._replicate()
 
     def synced(self) -> None:
@@ -289,11 +294,30 @@ class RaftEngine(Elections):
         self._disk_full = False
 
     def disk_full(self) -> None:
-        """``sync`` failed and its buffer waits. Promise nothing, lead nobody, until ``synced``."""
+        """``sync`` failed. Entries that are not durable are given up: nobody was promised that they are here.
+        Promise nothing, lead nobody, until ``synced``."""
         if not self._disk_full:
             self._disk_full = True
             self.set_role(FOLLOWER)
             self.leader = None
+        # A group of one counts its first entry of a term before it is durable. That entry is small, and stays.
+        kept = max(self._durable, self.commit) if self._only_voter else self._durable
+        first = Index(kept + 1)
+        if self.store.last_index >= first:
+            self.store.truncate_from(first)
+            self._forget_members(first)
+            self.commit = min(self.commit, self.store.last_index)  # whoever leads will say it again
+
+    @property
+    def refuses_records(self) -> bool:
+        """True if this replica leads and what takes space could not be stored by a majority. Small entries can."""
+        leadership = self._leadership
+        if leadership is None or not (self.store.full or leadership.full_peers):
+            return False
+        return self.store.full or not majority_has_room(self.members, leadership.full_peers)
+
+    def _full_replicas(self, leadership: Leadership) -> frozenset[NodeId]:
+        return leadership.full_peers | {self.node_id} if self.store.full else leadership.full_peers
 
     def damaged(self, why: str) -> None:
         """Stored bytes are not what was written. Others have them: this replica stops leading at once, answers what
@@ -369,16 +393,24 @@ class RaftEngine(Elections):
         if not self._follow(sender, message.term):
             self._answer_the_past(sender)
             return
+        full = self.store.full
+        if full and sum(len(entry.payload) for entry in message.entries) > self.store.small_bytes:
+            message = replace(message, entries=())  # it can be asked what it has; there is no room for more
         outcome = accept(self.store, message, self.commit)
         if isinstance(outcome, Refused):
-            self.send_after_sync(sender, AppendReply(self.term, False, message.prev_index, outcome.hint, message.round))
+            self.send_after_sync(
+                sender, AppendReply(self.term, False, message.prev_index, outcome.hint, message.round, full)
+            )
             return
         if outcome.truncated_from is not None:
+            self._durable = min(self._durable, Index(outcome.truncated_from - 1))
             self._forget_members(outcome.truncated_from)
         for entry in outcome.appended:
             self._note_members(entry)
         self.commit = max(self.commit, self._verified_commit(message))
-        self.send_after_sync(sender, AppendReply(self.term, True, message.prev_index, outcome.match, message.round))
+        self.send_after_sync(
+            sender, AppendReply(self.term, True, message.prev_index, outcome.match, message.round, full)
+        )
 
     def _answer_the_past(self, sender: NodeId) -> None:
         """Tell a leader of an older term that there is a newer one, and nothing else.
@@ -423,7 +455,7 @@ class RaftEngine(Elections):
     def _install(self, message: InstallSnapshot) -> None:
         self.store.install(Checkpoint(message.index, message.index_term, message.members, message.state))
         self.machine.restore(message.state)
-        self.applied = self.commit = message.index
+        self.applied = self.commit = self._durable = message.index
         self._bytes_since_checkpoint = 0
         self._use_members(Members.decode(message.members))
 
@@ -480,15 +512,37 @@ class RaftEngine(Elections):
             transfer.asked = True
             self._ready.early.append((transfer.target, TimeoutNow(self.term)))
 
+    def _yield_for_space(self, leadership: Leadership) -> None:
+        """Once per heartbeat: let another lead, where a full disk stands in the way."""
+        stuck, leadership.commit_before = leadership.commit_before == self.commit, self.commit
+        if leadership.transfer is not None or not (self.store.full or leadership.full_peers):
+            return
+        match = {peer: known.match for peer, known in leadership.progress.items() if peer not in self._unreachable}
+        full = self._full_replicas(leadership)
+        picture = Picture(self.node_id, self.members, full, match, self.commit, self.store.last_index, stuck)
+        target = heir(picture)
+        if target is not None:
+            self._ready.early.append((target, TimeoutNow(self.term)))
+
     # -- applying ------------------------------------------------------------------------
+
+    @property
+    def _may_apply(self) -> Index:
+        """What came from others is applied once it is durable here: until then a full disk may give it up again.
+        So is all in a group of one. Else nothing of a leader's own is committed before its own sync."""
+        leadership = self._leadership
+        if leadership is not None and self._durable >= leadership.inherited and not self._only_voter:
+            return self.commit
+        return min(self.commit, self._durable)
 
     def apply_committed(self) -> None:
         """Apply what is committed, a bounded piece at a time."""
-        if self.applied >= self.commit or self.store.damaged is not None:
+        until = self._may_apply
+        if self.applied >= until or self.store.damaged is not None:
             return
         waiting = self._leadership.waiting if self._leadership is not None else {}
         for entry in self.store.entries(Index(self.applied + 1), self.settings.apply_batch_bytes):
-            if entry.index > self.commit:
+            if entry.index > until:
                 break
             kind = entry.payload[0]
             result = None if kind in (NO_OP, MEMBERSHIP) else self.machine.apply(entry.index, entry.payload)

@@ -14,7 +14,7 @@ from typing import Any
 from rayqueue.config import RaftSettings
 from rayqueue.errors import InvariantBrokenError
 from rayqueue.ids import Index, NodeId, Term
-from rayqueue.log.store import LogStore
+from rayqueue.log.store import Entry, LogStore
 from rayqueue.raft.members import Members
 from rayqueue.raft.messages import AppendEntries, AppendReply, InstallSnapshot, Message
 from rayqueue.raft.progress import Pace, Progress
@@ -35,12 +35,18 @@ class Leadership:
 
     def __init__(self, term: Term, store: LogStore, peers: Iterable[NodeId], settings: RaftSettings) -> None:
         self.term = term
+        self.inherited = store.last_index
+        """The last entry that it has from others."""
         self.progress: dict[NodeId, Progress] = {}
         self.round = 0
         self.transfer: Transfer | None = None
         self.uncommitted_bytes = 0
         self.waiting: dict[Index, tuple[Any, int]] = {}
         self.confirming: list[tuple[int, Index, Any]] = []
+        self.full_peers: frozenset[NodeId] = frozenset()
+        """Those whose disks have room for small entries only."""
+        self.commit_before = Index(0)
+        """The commit index at the last heartbeat."""
         self._store = store
         self._settings = settings
         self._snapshot_retry_s = settings.snapshot_retry_ms / 1000
@@ -50,12 +56,16 @@ class Leadership:
         peers = set(peers)
         for gone in self.progress.keys() - peers:
             del self.progress[gone]
+        self.full_peers = frozenset(self.full_peers & peers)
         for peer in sorted(peers - self.progress.keys()):
             self.progress[peer] = Progress(self._store.last_index + 1, self._settings.window_bytes)
 
     def take_reply(self, peer: NodeId, reply: AppendReply) -> Index:
         """An answer of this very term from a member. Returns how far its log matches."""
         progress = self.progress[peer]
+        if reply.full != progress.full:
+            progress.full = reply.full
+            self.full_peers = frozenset(each for each, known in self.progress.items() if known.full)
         progress.acked_round = max(progress.acked_round, reply.round)
         if not reply.success:
             progress.refused(reply.prev_index, reply.match)
@@ -106,12 +116,21 @@ class Leadership:
                 progress.asked = True
                 yield self._entries(Index(progress.next - 1), commit, ())
             elif progress.next <= store.last_index:
-                entries = tuple(store.entries(progress.next, self._settings.append_batch_bytes))
+                entries = self._next_entries(progress)
+                if not entries:
+                    return
                 message = self._entries(Index(progress.next - 1), commit, entries)
                 progress.sent(entries[-1].index, sum(len(entry.payload) for entry in entries))
                 yield message
             else:
                 return
+
+    def _next_entries(self, progress: Progress) -> tuple[Entry, ...]:
+        """What the follower can take next; nothing if its disk has no room for it."""
+        if not progress.full:
+            return tuple(self._store.entries(progress.next, self._settings.append_batch_bytes))
+        entries = tuple(self._store.entries(progress.next, self._store.small_bytes))
+        return entries if len(entries[0].payload) <= self._store.small_bytes else ()
 
     def _snapshot(self, progress: Progress, now: float) -> InstallSnapshot:
         checkpoint = self._store.checkpoint

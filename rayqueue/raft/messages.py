@@ -59,13 +59,15 @@ class AppendEntries(Struct, frozen=True, gc=False):
 
 class AppendReply(Struct, frozen=True, gc=False):
     """success: the log matches up to ``match``. Otherwise ``prev_index`` names the refused question and
-    ``match`` is a hint: the last index that may match."""
+    ``match`` is a hint: the last index that may match. ``full``: there is room for small entries only; larger ones
+    are not taken, whatever ``success`` says of those before them."""
 
     term: Term
     success: bool
     prev_index: Index
     match: Index
     round: int
+    full: bool = False
 
 
 class InstallSnapshot(Struct, frozen=True, gc=False):

@@ -36,6 +36,7 @@ class Progress:
         "_snapshot_sent_s",
         "acked_round",
         "asked",
+        "full",
         "in_flight_bytes",
         "match",
         "next",
@@ -48,6 +49,7 @@ class Progress:
         self.match = Index(0)
         self.next = Index(next_index)
         self.asked = False  # a probe is on its way
+        self.full = False  # its disk has room for small entries only
         self.acked_round = 0
         self.in_flight_bytes = 0
         self.window_bytes = window_bytes

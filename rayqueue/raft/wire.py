@@ -68,7 +68,7 @@ _PRE_VOTE_REPLY_BODY = Struct("<QQB")  # term, for_term, granted
 _REQUEST_VOTE_BODY = Struct("<QQQB")  # term, last_index, last_term, transfer
 _VOTE_REPLY_BODY = Struct("<QB")  # term, granted
 _APPEND_BODY = Struct("<QQQQQI")  # term, prev_index, prev_term, commit, round, count; then the table
-_APPEND_REPLY_BODY = Struct("<QBQQQ")  # term, success, prev_index, match, round
+_APPEND_REPLY_BODY = Struct("<QBQQQ")  # term, success and full, prev_index, match, round
 _SNAPSHOT_BODY = Struct("<QQQQII")  # term, index, index_term, round, bytes of members, bytes of state
 _TIMEOUT_NOW_BODY = Struct("<Q")  # term
 
@@ -97,7 +97,8 @@ def _encode(m: Message) -> list[Buffer]:
     if isinstance(m, AppendEntries):
         return _encode_append(m)
     if isinstance(m, AppendReply):
-        return _frame(_APPEND_REPLY, _APPEND_REPLY_BODY.pack(m.term, m.success, m.prev_index, m.match, m.round))
+        flags = m.success | m.full << 1
+        return _frame(_APPEND_REPLY, _APPEND_REPLY_BODY.pack(m.term, flags, m.prev_index, m.match, m.round))
     if isinstance(m, PreVote):
         return _frame(_PRE_VOTE, _PRE_VOTE_BODY.pack(m.term, m.last_index, m.last_term))
     if isinstance(m, PreVoteReply):
@@ -172,8 +173,8 @@ def decode(frame: memoryview) -> Message:
 def _decode_small(kind: int, body: memoryview) -> Message:
     # unpack (not unpack_from) refuses a body that is too long as well as one that is too short.
     if kind == _APPEND_REPLY:
-        term, success, prev_index, match, round_ = _APPEND_REPLY_BODY.unpack(body)
-        return AppendReply(term, _flag(success), prev_index, match, round_)
+        term, flags, prev_index, match, round_ = _APPEND_REPLY_BODY.unpack(body)
+        return AppendReply(term, bool(flags & 1), prev_index, match, round_, _flag(flags >> 1))
     if kind == _PRE_VOTE:
         return PreVote(*_PRE_VOTE_BODY.unpack(body))
     if kind == _PRE_VOTE_REPLY:

@@ -79,7 +79,13 @@ class PartitionReplica(Replica):
             max_batch_records=log.max_batch_records,
         )
         line = Line((calls or CallSettings()).room_hold_ms / 1000)
-        self._admission = Admission(self._partition, limits, next_index=lambda: self._engine.next_index, line=line)
+        self._admission = Admission(
+            self._partition,
+            limits,
+            next_index=lambda: self._engine.next_index,
+            line=line,
+            disks_full=lambda: self._engine.refuses_records,
+        )
         self._appends: deque[tuple[bytes, BatchHeader, Pending]] = deque()
         self._readers: list[Answer] = []
         self._readers_lock = threading.Lock()

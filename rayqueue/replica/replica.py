@@ -124,6 +124,7 @@ class Replica:
         self._closing = False
         self._ended = False
         self._retry = SyncRetry()
+        self._was_full = False
         self._maintain_at_s = 0.0
         self._quiet_from_s = 0.0
         self._syncs = 0
@@ -479,47 +480,66 @@ class Replica:
 
     @property
     def _read_only(self) -> bool:
-        """The disk is full: nothing can be written, so nothing is promised and nobody is led."""
+        """Nothing can be written, not even to the reserve: nothing is promised and nobody is led."""
         return self._retry.failing
 
     def _sync(self, now: float) -> bool:
+        """True if all is durable that the step wants to promise."""
         if self._engine.halted or (self._read_only and now < self._retry.at_s):
             return False
         started = time.perf_counter()
         after, self._after_sync = self._after_sync, []
+        kept_all = True
         try:
-            if self._store.must_sync and not self._read_only and not self._to_settle:
-                self._store.persist()
-            else:
+            try:
+                if self._store.must_sync and not self._read_only and not self._to_settle:
+                    self._store.persist()
+                else:
+                    self._store.sync()
+            except DiskFullError:
+                kept_all = False
+                # It answers whoever waits, those in ``after`` too, and gives up the new entries. The rest is small.
+                self._engine.disk_full()
                 self._store.sync()
         except DiskFullError as error:
             if not self._read_only:
-                _log.error("%s is read-only: %s", self._name(), error)
+                _log.error("%s can write nothing any more: %s", self._name(), error)
             self._retry.failed(now)
-            self._engine.disk_full()  # which answers whoever waits, those in ``after`` too
             return False
         except DamagedLogError as error:
             _log.critical("%s writes no more and must be rebuilt: %s", self._name(), error)
             self._engine.halt(str(error))
             return False
-        if self._read_only:
-            _log.warning("%s writes again", self._name())
         self._retry.succeeded()
         self._engine.synced()
+        self._note_room()
         if not self._store.dirty:
             self._on_synced()
         took_s = time.perf_counter() - started
         self._syncs += 1
         self._sync_s += took_s
         self._longest_sync_s = max(self._longest_sync_s, took_s)
-        for pending, result in after:
-            self._answer(pending, result)
-        return True
+        if kept_all:
+            for pending, result in after:
+                self._answer(pending, result)
+        return kept_all
+
+    @property
+    def _full(self) -> bool:
+        return self._read_only or self._store.full
+
+    def _note_room(self) -> None:
+        if self._store.full != self._was_full:
+            self._was_full = self._store.full
+            if self._was_full:
+                _log.error("%s: the disk is full; it takes no records until there is space", self._name())
+            else:
+                _log.warning("%s: there is space again", self._name())
 
     def _publish(self) -> None:
         """Let the other threads see where things stand."""
         engine, store = self._engine, self._store
-        current = (engine.term, engine.leader, engine.is_leader, engine.members, self._read_only, store.damaged)
+        current = (engine.term, engine.leader, engine.is_leader, engine.members, self._full, store.damaged)
         if current != self._published:
             self._published = current
             status = self.status = self._status()
@@ -539,6 +559,9 @@ class Replica:
         """Checkpoints, trimming and the like: not urgent, a bounded piece at a time."""
         settings = self._log_settings
         self._maintain_at_s = now + _MAINTAIN_EVERY_S
+        if self._store.full:
+            self._store.look_for_room()
+            self._note_room()
         more = self._engine.maintain(settings.segment_bytes, settings.trim_entries_per_tick)
         if more:
             self._maintain_at_s = now
@@ -642,7 +665,7 @@ class Replica:
             learners=tuple(sorted(engine.members.learners)),
             address=self._transport.address,
             size_bytes=store.size_bytes(),
-            read_only=self._read_only,
+            read_only=self._full,
             damaged=store.damaged,
             syncs=self._syncs,
             sync_ms=self._sync_s * 1000,

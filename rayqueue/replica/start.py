@@ -84,7 +84,10 @@ def open_replica(
 def _lmdb_options(settings: Settings) -> LmdbOptions:
     log = settings.log
     return LmdbOptions(
-        cache_bytes=log.cache_bytes, map_bytes=log.map_initial_bytes, map_step_bytes=log.map_growth_bytes
+        cache_bytes=log.cache_bytes,
+        map_bytes=log.map_initial_bytes,
+        map_step_bytes=log.map_growth_bytes,
+        reserve_bytes=log.reserve_bytes,
     )
 
 

@@ -26,7 +26,7 @@ class Status:
     address: tuple[str, int]
     size_bytes: int
     read_only: bool
-    """The disk is full; it accepts writes again once there is space."""
+    """The disk is full; it takes records again once there is space."""
     damaged: str | None
     """Why this replica must be rebuilt from its peers."""
     syncs: int

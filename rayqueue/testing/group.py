@@ -177,6 +177,10 @@ class ProcessGroup:
             return next(self.append_each([batch], timeout_s=timeout_s))
         return _appended(result_of(self._processes[via].call("append", [batch]), timeout_s))
 
+    def command(self, payload: bytes, *, via: NodeId, timeout_s: float = CALL_TIMEOUT_S) -> None:
+        """Let the partition apply a command of ``rayqueue.partition``; one attempt. Raises what it was refused with."""
+        result_of(self._processes[via].call("command", [payload]), timeout_s)
+
     def append_each(
         self, batches: Iterable[bytes], *, in_flight: int = 1, timeout_s: float = 30.0
     ) -> Iterator[Appended]:

@@ -129,6 +129,9 @@ class ReplicaServer:
     def on_append(self, _: dict[str, Any], blobs: list[bytes], answer: Answer) -> None:
         self.replica.append(blobs[0], answer)
 
+    def on_command(self, _: dict[str, Any], blobs: list[bytes], answer: Answer) -> None:
+        self.replica.command(blobs[0], lambda result: answer(result if isinstance(result, RayQueueError) else None))
+
     def on_fetch(self, head: dict[str, Any], _: list[bytes], answer: Answer) -> None:
         self._later(lambda: self._fetch(head), answer)
 

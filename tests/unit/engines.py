@@ -7,6 +7,7 @@ from random import Random
 from typing import Any
 
 from rayqueue.config import RaftSettings
+from rayqueue.errors import DiskFullError
 from rayqueue.ids import GroupId, Index, NodeId
 from rayqueue.log.memory_store import MemoryStore
 from rayqueue.log.store import Table
@@ -78,13 +79,22 @@ class Engines:
         self.engines[node] = RaftEngine(self.stores[node], self.machines[node], self.settings, Random(seed), self.now)
 
     def step(self, node: NodeId) -> None:
-        ready = self.engines[node].step(self.now)
-        if self.stores[node].dirty:
-            self.stores[node].sync()
-        self.engines[node].synced()
+        engine, store = self.engines[node], self.stores[node]
+        ready = engine.step(self.now)
+        late = ready.late
+        try:
+            try:
+                store.sync()
+            except DiskFullError:
+                late = []
+                engine.disk_full()
+                store.sync()
+            engine.synced()
+        except DiskFullError:
+            late = []
         for done in ready.done:
             self.answers[done.context] = done.result
-        for peer, message in ready.early + ready.late:
+        for peer, message in ready.early + late:
             self.sent.append((node, peer, message))
 
     def run(self, seconds: float, until: Callable[[], bool] = lambda: False) -> None:

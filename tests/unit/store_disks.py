@@ -14,7 +14,9 @@ from rayqueue.records.checksum import entry_crc
 GROUP = GroupId("orders-3")
 NODE = NodeId("orders-3-a")
 
-SMALL = LmdbOptions(cache_bytes=300, map_bytes=1 << 20, wal_bytes=16 << 10)
+SMALL = LmdbOptions(
+    cache_bytes=300, map_bytes=1 << 20, map_step_bytes=256 << 10, reserve_bytes=256 << 10, wal_bytes=16 << 10
+)
 """Little memory, so that tests read from disk, and a small map, so that it has to grow, and
 a small write-ahead file, so that it is full soon."""
 

@@ -26,7 +26,7 @@ from random import Random
 
 from rayqueue.errors import RayQueueError
 from rayqueue.ids import Index, Term
-from rayqueue.log.lmdb_file import DATA_FILE
+from rayqueue.log.lmdb_file import DATA_FILE, check_data_file
 from rayqueue.log.lmdb_store import LmdbStore
 from rayqueue.log.store import Checkpoint, Entry, HardState, LogStore, Snapshot, Table
 from rayqueue.log.wal_file import WAL_FILE
@@ -297,7 +297,8 @@ def main() -> None:
     if kind.startswith("wal_"):
         file = WAL_FILE
         persist_more(directory / "sized")
-    size = (directory / "sized" / file).stat().st_size
+    path = directory / "sized" / file
+    size = check_data_file(path) if file == DATA_FILE else path.stat().st_size  # what is behind it is allocated only
     if kind.endswith("flips"):
         run(directory, flips(size, int(sys.argv[3]), int(sys.argv[4])), file)
     else:

@@ -17,7 +17,7 @@ from rayqueue.errors import DiskFullError
 from rayqueue.ids import Index
 from rayqueue.log.lmdb_store import LmdbStore
 from rayqueue.log.store import Table
-from tests.unit.store_disks import GROUP, NODE, entry, indexes
+from tests.unit.store_disks import GROUP, NODE, SMALL, entry, indexes
 
 
 def payload(index: int) -> bytes:
@@ -33,7 +33,7 @@ def append_one(store: LmdbStore) -> None:
 
 
 def full(path: Path, limit_bytes: int) -> None:
-    store = LmdbStore.create(path, GROUP, NODE)
+    store = LmdbStore.create(path, GROUP, NODE, SMALL)
     if limit_bytes:
         resource.setrlimit(resource.RLIMIT_FSIZE, (limit_bytes, resource.RLIM_INFINITY))
     synced = 0
@@ -62,7 +62,7 @@ def full(path: Path, limit_bytes: int) -> None:
     store.sync()
     append_one(store)
     store.close()
-    store = LmdbStore.open(path, GROUP, NODE)
+    store = LmdbStore.open(path, GROUP, NODE, SMALL)
     assert store.last_index == synced + 2
     for index in range(1, synced + 3):
         assert store.entry(Index(index)).payload == payload(index)

@@ -1,16 +1,22 @@
-"""A replica whose disk is full: it tries again now and then, and in between it does nothing."""
+"""Replicas whose disks are full: reading and committing go on, records are refused, and nobody's thread spins."""
 
 from __future__ import annotations
 
+import errno
+import os
 import time
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
-from rayqueue.errors import DiskFullError, LeadershipLostError
+import pytest
+
+from rayqueue.errors import DiskFullError, LeadershipLostError, NotLeaderError, OutcomeUnknownError
+from rayqueue.partition import PartitionSettings
+from rayqueue.protocol import calls
 from rayqueue.replica.retry import MAX_PAUSE_S, SyncRetry
 from rayqueue.testing import wait_for
-from tests.unit.client_net import TIMEOUT_S, Cluster, batch
+from tests.unit.client_net import TIMEOUT_S, Cluster, at, batch
 
 
 def test_a_full_disk_is_tried_ever_more_rarely_and_at_once_again_after_a_success() -> None:
@@ -62,4 +68,86 @@ def test_the_engines_thread_does_not_spin_on_a_full_disk(tmp_path: Path) -> None
     wait_for(lambda: replica.status.role == "leader", "the disk to be tried again", TIMEOUT_S)
     replica.append(batch(), answers.put)
     assert answers.get(timeout=TIMEOUT_S).count == 1
+    cluster.close()
+
+
+QUICK = {"election_timeout_min_ms": 150, "election_timeout_max_ms": 300, "heartbeat_ms": 30, "fast_election_max_ms": 50}
+TIGHT = {
+    "map_initial_bytes": 2 << 20,
+    "map_growth_bytes": 2 << 20,
+    "reserve_bytes": 512 << 10,
+    "segment_bytes": 1 << 20,
+    "cache_bytes": 0,
+}
+
+
+class Disks:
+    """What ``posix_fallocate`` says: how a disk that is full is met first."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.full = False
+        allocate = os.posix_fallocate
+
+        def maybe(handle: int, offset: int, length: int) -> None:
+            if self.full:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            allocate(handle, offset, length)
+
+        monkeypatch.setattr(os, "posix_fallocate", maybe)
+
+
+async def append_until_refused(cluster: Cluster, count: int, values: bytes) -> tuple[int, Exception | None]:
+    """How many were acknowledged, and what ended it. Looks for the leader as a client would."""
+    acked, deadline_s = 0, time.monotonic() + TIMEOUT_S
+    while acked < count and time.monotonic() < deadline_s:
+        try:
+            channel = await cluster.open(cluster._find_leader() or cluster.leader)
+            while acked < count:
+                await channel.append(batch(values))
+                acked += 1
+        except DiskFullError as error:
+            return acked, error
+        except (NotLeaderError, OutcomeUnknownError):
+            continue
+        finally:
+            channel.close()
+    return acked, None
+
+
+def test_full_disks_serve_reads_and_take_positions_and_trims_until_there_is_space(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All three are full, as they are where a topic has filled its nodes evenly."""
+    disks = Disks(monkeypatch)
+    settings = PartitionSettings(retention_consumed=True)
+    cluster = Cluster(tmp_path, 3, raft=QUICK, log=TIGHT, partition=settings)
+    value = b"x" * 90_000
+    disks.full = True
+    acked, refused = cluster.run(append_until_refused(cluster, 1000, value))
+    assert isinstance(refused, DiskFullError)
+    assert acked > 5
+
+    async def drain() -> None:
+        channel = await cluster.open(wait_for(cluster._find_leader, "a leader", TIMEOUT_S))
+        read = 0
+        while read < acked:
+            found = await channel.fetch(at(read))
+            read += sum(each.count for each in found.batches)
+            await channel.call(calls.Commit(group="billing", generation=1, offsets={0: read}))
+        assert (await channel.call(calls.GetPosition(group="billing"))).offsets == {0: acked}
+        channel.close()
+
+    cluster.run(drain())
+    assert any(replica.status.read_only for replica in cluster.replicas.values())
+    # What every group has read may go; its pages are used again though the disk itself is as full as before.
+    more, refused = 0, None
+    deadline_s = time.monotonic() + TIMEOUT_S
+    while more < 5 and time.monotonic() < deadline_s:
+        taken, refused = cluster.run(append_until_refused(cluster, 5 - more, value))
+        more += taken
+    assert more == 5, refused
+    disks.full = False
+    acked, refused = cluster.run(append_until_refused(cluster, 60, value))
+    assert (acked, refused) == (60, None)
+    wait_for(lambda: not any(replica.status.read_only for replica in cluster.replicas.values()), "space", TIMEOUT_S)
     cluster.close()

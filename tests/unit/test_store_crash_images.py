@@ -17,6 +17,7 @@ from rayqueue.ids import GroupId, Index, NodeId, Term
 from rayqueue.log.lmdb_store import LmdbStore
 from rayqueue.log.store import Entry, HardState, Table
 from rayqueue.records.checksum import entry_crc
+from tests.unit.store_disks import SMALL
 
 GROUP, NODE = GroupId("g"), NodeId("n")
 SECTOR = 512
@@ -46,7 +47,7 @@ def _content(store: LmdbStore) -> tuple[object, ...]:
 
 def _found_in(image: bytes, directory: Path) -> tuple[object, ...]:
     (directory / "data.mdb").write_bytes(image)
-    store = LmdbStore.open(directory, GROUP, NODE)
+    store = LmdbStore.open(directory, GROUP, NODE, SMALL)
     try:
         return _content(store)
     finally:
@@ -56,8 +57,8 @@ def _found_in(image: bytes, directory: Path) -> tuple[object, ...]:
 @pytest.mark.parametrize("seed", range(3))
 def test_any_part_of_an_unfinished_sync_leaves_the_state_before_it(tmp_path: Path, seed: int) -> None:
     rng = Random(seed)
-    LmdbStore.create(tmp_path / "copy", GROUP, NODE).close()
-    store = LmdbStore.create(tmp_path / "store", GROUP, NODE)
+    LmdbStore.create(tmp_path / "copy", GROUP, NODE, SMALL).close()
+    store = LmdbStore.create(tmp_path / "store", GROUP, NODE, SMALL)
     data = tmp_path / "store" / "data.mdb"
     torn = 0
     for _ in range(ROUNDS):

@@ -1,0 +1,61 @@
+"""Who should lead where disks are full. Pure: looks at what a leader knows, says nothing to anybody.
+
+A replica whose disk is full still takes what is small: votes, positions of
+groups, trims. So a group whose majority is full has a leader, who refuses
+records and serves everything else. Two things stand in its way, and in both
+the leader makes way for another:
+
+- It is full itself, but a majority has room: then records could be taken.
+- No majority has room, and its log ends with entries that the others cannot
+  store. Every small entry comes after them and would wait for ever. A replica
+  that ends where the committed log does can win, for a majority has no more
+  than it; as any new leader it drops what was never committed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Set
+from dataclasses import dataclass
+
+from rayqueue.ids import Index, NodeId
+from rayqueue.raft.members import Members
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """What a leader knows of its group's disks."""
+
+    me: NodeId
+    members: Members
+    full: Set[NodeId]
+    """Replicas that have room for small entries only; the leader may be among them."""
+    match: Mapping[NodeId, Index]
+    """How far the logs of the others that can be reached are known to match."""
+    commit: Index
+    last_index: Index
+    stuck: bool
+    """Nothing was committed since the last heartbeat."""
+
+
+def majority_has_room(members: Members, full: Set[NodeId]) -> bool:
+    return members.is_majority(members.voters - full)
+
+
+def heir(picture: Picture) -> NodeId | None:
+    """Who should lead instead; None if the leader should go on."""
+    members, match = picture.members, picture.match
+    others = sorted(peer for peer in match if peer in members.voters)
+    if majority_has_room(members, picture.full):
+        if picture.me not in picture.full:
+            return None
+        able = [peer for peer in others if peer not in picture.full and match[peer] == picture.last_index]
+    elif picture.stuck and picture.commit < picture.last_index:
+        able = [peer for peer in others if match[peer] >= picture.commit and _could_win(peer, picture)]
+    else:
+        return None
+    return min(able, key=lambda peer: match[peer], default=None)
+
+
+def _could_win(peer: NodeId, picture: Picture) -> bool:
+    match = picture.match
+    return picture.members.is_majority(other for other in match if match[other] <= match[peer])

@@ -1,0 +1,126 @@
+"""A file system that is really full, under three replicas and a neighbour.
+
+No process ends, nothing acknowledged is lost, reading and committing go on, and records are taken again once there is
+space.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rayqueue.config import Settings
+from rayqueue.errors import DiskFullError, NotLeaderError, OutcomeUnknownError
+from rayqueue.partition import commit_command
+from rayqueue.records import RecordBatch
+from rayqueue.testing import ProcessGroup, wait_for
+
+SIZE = "48m"
+ROUNDS = 3
+TIMEOUT_S = 30.0
+SETTINGS = {
+    "map_initial_bytes": 4 << 20,
+    "map_growth_bytes": 2 << 20,
+    "reserve_bytes": 1 << 20,
+    "cache_bytes": 0,
+    "segment_bytes": 2 << 20,
+}
+
+
+@pytest.fixture(params=["tmpfs", "ext4"])
+def disk(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Path]:
+    mount_point = tmp_path / "small"
+    mount_point.mkdir()
+    if request.param == "tmpfs":
+        command = ["mount", "-t", "tmpfs", "-o", f"size={SIZE}", "none", str(mount_point)]
+    else:
+        image = tmp_path / "image"
+        with image.open("wb") as file:
+            file.truncate(48 << 20)
+        if not shutil.which("mkfs.ext4") or subprocess.run(["mkfs.ext4", "-q", image], check=False).returncode:
+            pytest.skip("no ext4 here")
+        command = ["mount", "-o", "loop", str(image), str(mount_point)]
+    if not shutil.which("mount") or subprocess.run(command, check=False, capture_output=True).returncode:
+        pytest.skip("mounting is not permitted here; tests/unit/test_replica_full.py injects ENOSPC instead")
+    yield mount_point
+    subprocess.run(["umount", "-l", str(mount_point)], check=True)
+
+
+def batch(number: int) -> bytes:
+    return RecordBatch.encode([b"%d " % number * 20_000], timestamps=1)
+
+
+def append_until_refused(group: ProcessGroup, first: int) -> int:
+    """The number of the first batch that was refused because the disks are full."""
+    deadline_s = time.monotonic() + TIMEOUT_S
+    while time.monotonic() < deadline_s:
+        try:
+            group.append(batch(first), via=group.leader(TIMEOUT_S))
+            first += 1
+        except DiskFullError:
+            return first
+        except (NotLeaderError, OutcomeUnknownError):
+            continue
+    raise AssertionError("never refused")
+
+
+def fill_the_rest(ballast: Path) -> None:
+    """A neighbour that takes whatever is left, again and again."""
+    try:
+        with ballast.open("ab", buffering=0) as file:
+            while file.write(b"n" * 65536):
+                pass
+    except OSError:
+        return
+
+
+def test_a_full_file_system_ends_nobody_and_loses_nothing(disk: Path) -> None:
+    ballast = disk / "ballast"
+    with ProcessGroup(disk / "data", 3, settings=Settings(log=SETTINGS)) as group:
+        acked: list[int] = []
+        number = 0
+        for turn in range(ROUNDS):
+            fill_the_rest(ballast)
+            before = number
+            number = append_until_refused(group, number)
+            acked += range(before, number)
+            fill_the_rest(ballast)
+            started_s = time.monotonic()
+            for position in range(50):
+                commit(group, turn * 1000 + position)
+            print(f"50 commits on a full {disk}: {time.monotonic() - started_s:.2f} s")
+            leader = group.leader(TIMEOUT_S)
+            values = [RecordBatch.decode(each.payload).values()[0] for each in group.read_log(leader)]
+            found = {int((value or b"").split()[0]) for value in values}
+            assert found >= set(acked)
+            assert group.crashes == []
+            ballast.unlink()
+            wait_for(lambda: taken(group, number), "space to be found", TIMEOUT_S)  # noqa: B023
+            acked.append(number)
+            number += 1
+        assert group.crashes == []
+
+
+def commit(group: ProcessGroup, position: int) -> None:
+    command = commit_command("billing", 1, {0: 0}, metadata=b"%d" % position)
+    deadline_s = time.monotonic() + TIMEOUT_S
+    while True:
+        try:
+            group.command(command, via=group.leader(TIMEOUT_S))
+        except (NotLeaderError, OutcomeUnknownError):
+            assert time.monotonic() < deadline_s, "a full group takes no commits"
+        else:
+            return
+
+
+def taken(group: ProcessGroup, number: int) -> bool:
+    try:
+        group.append(batch(number), via=group.leader(TIMEOUT_S))
+    except (DiskFullError, NotLeaderError, OutcomeUnknownError):
+        return False
+    return True
