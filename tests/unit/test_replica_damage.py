@@ -23,7 +23,7 @@ from rayqueue.raft.messages import AppendEntries
 from rayqueue.raft.transport import Received
 from rayqueue.replica import start_replica
 from rayqueue.testing import wait_for
-from tests.unit.client_net import GROUP, TIMEOUT_S, Cluster, at, batch
+from tests.unit.client_net import GROUP, SEALS, TIMEOUT_S, Cluster, at, batch
 from tests.unit.engines import Engines
 
 # -- the engine, whoever finds it ---------------------------------------------------------
@@ -177,7 +177,9 @@ def fill(cluster: Cluster) -> None:
         channel = await cluster.open()
         for number in range(20):
             await channel.append(batch(*(b"%d-%d" % (number, each) for each in range(7))))
-        await channel.call(calls.Commit(group="billing", generation=1, offsets={0: 70}))
+        await channel.call(
+            calls.Commit(group="billing", generation=1, offsets={0: 70}, seal=SEALS.grant("billing", GROUP, 1))
+        )
         channel.close()
 
     cluster.run(work())
