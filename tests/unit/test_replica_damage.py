@@ -15,7 +15,7 @@ from rayqueue.errors import DamagedLogError, DiskFullError, LeadershipLostError,
 from rayqueue.ids import Index, NodeId
 from rayqueue.log.lmdb_codec import encode_row
 from rayqueue.log.lmdb_file import DATA_FILE
-from rayqueue.log.store import Entry, Table
+from rayqueue.log.store import Table
 from rayqueue.partition import PartitionSettings
 from rayqueue.protocol import calls
 from rayqueue.raft.engine import RaftEngine
@@ -32,10 +32,9 @@ QUICK = {"election_timeout_min_ms": 150, "election_timeout_max_ms": 300, "heartb
 
 
 def rot(group: Engines, node: NodeId, index: int) -> None:
-    """Flip a bit of an entry that only the disk has."""
+    """Lose an entry that only the disk has."""
     store = group.stores[node]
-    entry = store.disk.entries[Index(index)]
-    store.disk.entries[Index(index)] = Entry(entry.index, entry.term, entry.payload + b"!", entry.crc)
+    del store.disk.entries[Index(index)]
     for recent in range(store._recent_first, index + 1):
         store._recent_bytes -= len(store._recent.pop(recent).payload)
     store._recent_first = max(store._recent_first, index + 1)
