@@ -48,6 +48,7 @@ from rayqueue.errors import (
     NotLeaderError,
     StaleGenerationError,
     TopicRecreatedError,
+    UnreadableBatchError,
 )
 from rayqueue.protocol.topics import TopicPartition, check_name
 from rayqueue.records import Record, RecordBatch
@@ -380,6 +381,19 @@ class Consumer:
                 if len(found) >= most:
                     break
         return found
+
+    @property
+    def skipped_batches(self) -> int:
+        """Batches that could not be read and were passed over (``on_corrupt``)."""
+        return self._polling.skipped
+
+    def take_set_aside(self) -> list[tuple[UnreadableBatchError, bytes]]:
+        """With ``on_corrupt="set_aside"``: what could not be read since the last call, each with its place and bytes.
+
+        At most 100 are kept: ``poll`` raises rather than keep more, until they are taken.
+        """
+        taken, self._polling.set_aside = self._polling.set_aside, []
+        return taken
 
     # -- closing -----------------------------------------------------------------------------
 

@@ -8,6 +8,7 @@ to whoever drives it (``rayqueue.client.turn``).
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable, Container, Generator, Iterable, Iterator, Sequence
 from typing import Any, Protocol, TypeVar
@@ -20,11 +21,18 @@ from rayqueue.client.positions import Chunk
 from rayqueue.client.subscription import Change, ChangeKind, Reading
 from rayqueue.client.turn import Steps
 from rayqueue.config import ConsumerSettings
-from rayqueue.errors import ClosedError, RayQueueError, StaleGenerationError
+from rayqueue.errors import ClosedError, RayQueueError, StaleGenerationError, UnreadableBatchError
 from rayqueue.protocol.topics import TopicPartition
 from rayqueue.records import Record
 
 _T = TypeVar("_T")
+
+_log = logging.getLogger(__name__)
+
+MAX_SET_ASIDE = 100
+"""Batches that a consumer keeps for its application; with so many, ``poll`` raises until they are taken."""
+_BACK_OFF_S = 0.05
+_MAX_BACK_OFF_S = 1.0
 
 Block = Reading | list[Record]
 """What an iteration hands out record by record."""
@@ -55,6 +63,11 @@ class Polling:
         self._options = core.options
         self._settings = settings
         self._listener = listener
+        self.skipped = 0
+        """Batches that could not be read and were passed over."""
+        self.set_aside: list[tuple[UnreadableBatchError, bytes]] = []
+        self._raised_at: tuple[Any, ...] = ()
+        self._raised = 0
 
     # -- kinds of polls ----------------------------------------------------------------------
 
@@ -155,7 +168,7 @@ class Polling:
                 error = core.error or sub.error()
                 if error is not None:
                     raise error
-                taken = take()
+                taken = yield from self._taking(take)
                 if taken is not None and self._options.delivery == "at_most_once":
                     taken = yield from self._commit_first(taken)
                 left_s = deadline_s - time.monotonic()
@@ -166,6 +179,27 @@ class Polling:
         finally:
             core.activity.polled_s = time.monotonic()
             core.activity.polling = False
+
+    def _taking(self, take: Callable[[], _T | None]) -> Steps[_T | None]:
+        """What waits in memory; a batch that cannot be read goes the way that ``on_corrupt`` says."""
+        while True:
+            try:
+                return take()
+            except UnreadableBatchError as error:
+                aside = self._settings.on_corrupt == "set_aside"
+                if self._settings.on_corrupt == "raise" or (aside and len(self.set_aside) >= MAX_SET_ASIDE):
+                    place = (error.details["topic"], error.details["partition"], error.details["offset"])
+                    self._raised = self._raised + 1 if place == self._raised_at else 0
+                    self._raised_at = place
+                    if self._raised:  # asked again without a seek: not in a tight loop
+                        yield min(_BACK_OFF_S * 2 ** min(self._raised, 10), _MAX_BACK_OFF_S)
+                    raise
+                payload = self._sub.skip_unreadable()
+                if payload:
+                    self.skipped += 1
+                    _log.error("%s (%s)", error, "set aside" if aside else "skipped")
+                    if aside:
+                        self.set_aside.append((error, payload))
 
     def _commit_first(self, taken: _T) -> Steps[_T | None]:
         """At most once: nobody gets these records again, so hand them out only once that is certain."""

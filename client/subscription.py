@@ -25,7 +25,7 @@ from typing import NamedTuple, TypeVar
 from rayqueue.client.feed import Feed, Plan
 from rayqueue.client.positions import Chunk, Lane
 from rayqueue.config import ConsumerSettings
-from rayqueue.errors import RayQueueError
+from rayqueue.errors import RayQueueError, UnreadableBatchError
 from rayqueue.protocol.data import FetchAnswer
 from rayqueue.protocol.topics import TopicPartition
 from rayqueue.records import Record
@@ -82,6 +82,7 @@ class Subscription:
         self.forfeited: set[TopicPartition] = set()
         """Partitions that were lost with something that was handed out and not committed."""
         self._settings = settings
+        self._stuck: tuple[Feed, int, Lane, Chunk] | None = None
         self._ready: list[deque[Feed]] = []
         self._handed: list[Lane] = []
         self._held_back = False
@@ -194,7 +195,10 @@ class Subscription:
             feed, lane, chunk = found
             start = chunk.start
             stop = min(chunk.end, start + max_records)
-            decoded = decode(feed, chunk, start, stop)
+            try:
+                decoded = decode(feed, chunk, start, stop)
+            except RayQueueError as error:
+                raise self._unreadable(feed, lane, chunk, error) from error
             self._took(feed, lane, chunk, stop)
             if not self._handed or self._handed[-1] is not lane:
                 self._handed.append(lane)
@@ -226,6 +230,34 @@ class Subscription:
                 lane.queued = False
             self._enqueue(feed, lane)
 
+    def _unreadable(self, feed: Feed, lane: Lane, chunk: Chunk, error: RayQueueError) -> UnreadableBatchError:
+        self._stuck = feed, feed.epoch, lane, chunk
+        return UnreadableBatchError(
+            f"{feed.partition} cannot be read from offset {chunk.start} to {chunk.end}: {error}; seek to go on",
+            topic=feed.partition.topic,
+            partition=feed.partition.partition,
+            offset=chunk.start,
+            end=chunk.end,
+        )
+
+    def skip_unreadable(self) -> bytes:
+        """Go on behind the batch that was just found unreadable. Its bytes; none if it is not to be read any more."""
+        with self.lock:
+            stuck, self._stuck = self._stuck, None
+            if stuck is None:
+                return b""
+            feed, epoch, lane, chunk = stuck
+            if feed.epoch != epoch or not lane.chunks or lane.chunks[0] is not chunk:
+                return b""
+            # Not handed out, so there is nothing to acknowledge: the position moves on by itself.
+            lane.chunks.popleft()
+            feed.buffered_bytes -= chunk.size_bytes
+            self.total_bytes -= chunk.size_bytes
+            room = self._has_room()
+        if room:
+            self.on_room()
+        return bytes(chunk.payload)
+
     def _has_room(self) -> bool:
         if self._held_back and self.total_bytes <= self._settings.prefetch_bytes * 3 // 4:
             self._held_back = False
@@ -253,7 +285,10 @@ class Subscription:
             if found is None:
                 return None
             feed, lane, chunk = found
-            records = chunk.records(feed.partition.topic, feed.partition.partition)
+            try:
+                records = chunk.records(feed.partition.topic, feed.partition.partition)
+            except RayQueueError as error:
+                raise self._unreadable(feed, lane, chunk, error) from error
             self._reading = Reading(feed, lane, chunk, records, self.stamp)
             return self._reading
 

@@ -326,6 +326,9 @@ class ConsumerSettings(Section):
     start: Literal["earliest", "latest", "error"] = Field(
         default="earliest", description="where to begin without a position, or with one that retention has deleted"
     )
+    on_corrupt: Literal["raise", "skip", "set_aside"] = Field(
+        default="raise", description="what poll does with a batch that cannot be read; set_aside keeps its bytes"
+    )
     refresh_ms: Positive = Field(
         default=5000, description="how often a consumer without a group looks for partitions that were added"
     )

@@ -6,6 +6,7 @@
     │   ├── OversizedBatchError
     │   ├── OversizedRecordError
     │   ├── CorruptBatchError        checksum does not match
+    │   │   └── UnreadableBatchError a batch in the log that this consumer cannot read
     │   ├── UnknownFormatError       not a batch, or a version this release does not know
     │   ├── InvalidOffsetError       negative or not a number
     │   └── OffsetOutOfRangeError    trimmed away, or past the end
@@ -120,6 +121,13 @@ class CorruptBatchError(InvalidInputError):
     """The batch's checksum does not match its bytes. Encode it again."""
 
     code = "corrupt_batch"
+
+
+class UnreadableBatchError(CorruptBatchError):
+    """A batch in the log cannot be read. ``details`` has topic, partition, offset and end: seek to ``end`` to go on
+    behind it, or let the consumer do so (``on_corrupt``)."""
+
+    code = "unreadable_batch"
 
 
 class UnknownFormatError(InvalidInputError):
