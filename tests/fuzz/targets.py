@@ -22,7 +22,7 @@ from rayqueue.config import CallSettings, Settings
 from rayqueue.errors import InvariantBrokenError, RayQueueError
 from rayqueue.ids import GroupId, Index, NodeId, Term
 from rayqueue.log.store import Entry
-from rayqueue.partition import Admission, PartitionSettings, commands, read_lanes
+from rayqueue.partition import Admission, PartitionSettings, commands, offset_for_time, read_lanes
 from rayqueue.protocol import calls, hello
 from rayqueue.protocol.data import (
     ANY_LANE,
@@ -178,6 +178,8 @@ class _Replica:
 
     def check_leads(self) -> None: ...
 
+    def keep_time(self) -> None: ...
+
     def is_full(self, client: int) -> bool:
         return False
 
@@ -191,7 +193,12 @@ class _Replica:
         answer(None)
 
     def once_settled(self, work: Callable[[], None]) -> None:
-        """The disk is not asked here."""
+        self.log.store.sync()
+        work()
+
+    def find_offset(self, timestamp_ms: int) -> int:
+        with self.log.store.snapshot() as snapshot:
+            return offset_for_time(snapshot, timestamp_ms)
 
     def once_synced(self, pending: Any, result: Any) -> None: ...
 

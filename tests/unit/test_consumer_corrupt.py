@@ -84,6 +84,7 @@ def test_it_is_passed_over(place: Place, way: str, poll: Any, caplog: pytest.Log
     expected = [(0, 2, bad), (5, 7, bad)] if way == "set_aside" else []
     assert [(error.details["offset"], error.details["end"], payload) for error, payload in aside] == expected
     assert consumer.take_set_aside() == []
+    consumer.poll(timeout_ms=0)  # what was handed out is done
     consumer.close()
     assert place.committed() == {0: 8}
 
