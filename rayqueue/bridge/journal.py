@@ -44,7 +44,7 @@ from rayqueue.errors import (
     ProducerFencedError,
     SequenceGapError,
 )
-from rayqueue.protocol.calls import Bounds, Call, Commit, GetBounds, GetPosition, Position
+from rayqueue.protocol.calls import Bounds, Call, Commit, GetBounds, GetPosition, Pin, Position
 from rayqueue.protocol.data import FetchedBatch
 from rayqueue.protocol.topics import TopicPartition
 from rayqueue.records import BatchHeader, RecordBatch
@@ -140,7 +140,9 @@ class Journal:
 
     async def note_done(self, decided: Decided) -> None:
         done = msgspec.msgpack.encode(decided.number)
-        await self._ask(Commit(group=GROUP, generation=0, offsets={0: decided.offset}, metadata=done))
+        noted: Position = await self._ask(Commit(group=GROUP, generation=0, offsets={0: decided.offset}, metadata=done))
+        if not noted.pinned:  # positions that nobody commits for long expire, and a writer may rest for long
+            await self._ask(Pin(group=GROUP))
         self.done = max(self.done, decided.number)
 
     async def decide(self, decision: Decision) -> Decided | None:

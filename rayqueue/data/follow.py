@@ -90,6 +90,8 @@ def follow_topic(
 
 
 _LOOK_S = 0.1
+_RENEW_S = 3600.0
+"""How often a run that waits uses its positions, so that they do not expire."""
 
 
 class _Follower:
@@ -103,6 +105,7 @@ class _Follower:
         self._fail_on_data_loss = fail_on_data_loss
         self._reached: dict[TopicPartition, int] = {}
         self._again: deque[PlannedPart] | None = None
+        self._renewed_s = 0.0
         self.plan = Plan(rq, group)
 
     def pin(self) -> None:
@@ -118,10 +121,14 @@ class _Follower:
             for each in [each for part in parts for each in part.ranges]:
                 self._reached[each.topic_partition] = max(each.end, self._reached[each.topic_partition])
             self._again = deque(parts)
+            self._renewed_s = time.monotonic()
         if self._again:
             return self._again.popleft()
         deadline_s = None if wait_ms is None else time.monotonic() + wait_ms / 1000
         while True:
+            if time.monotonic() - self._renewed_s > _RENEW_S:
+                self.plan.renew(self._lookup)
+                self._renewed_s = time.monotonic()
             ranges = self._next(max_records)
             if ranges:
                 return self.plan.add(self._lookup, ranges)

@@ -87,15 +87,23 @@ class Plan:
         self._group = group
         self._home: TopicPartition | None = None
         self._following = 0
+        self._places: set[TopicPartition] = set()
 
     def load(self, lookup: Lookup, infos: Mapping[str, TopicInfo], *, fail_on_data_loss: bool) -> list[PlannedPart]:
         """The parts that were handed out and not committed."""
         places = [TopicPartition(name, part.number) for name, info in infos.items() for part in info.partitions]
-        notes = {each: note_of(position) for each, position in lookup.positions(self._group, places).items()}
+        positions = lookup.positions(self._group, places)
+        notes = {each: note_of(position) for each, position in positions.items()}
+        self._places = {each for each, position in positions.items() if position is not None}
+        self.renew(lookup)
         self._home = max(places, key=lambda each: notes[each].following)  # the first, if there is no plan yet
         home = notes[self._home]
         self._following = home.following
         return [self._part(each, notes, infos, fail_on_data_loss=fail_on_data_loss) for each in home.parts]
+
+    def renew(self, lookup: Lookup) -> None:
+        """Use all positions. One that is not used for long expires, and a partition may have nothing new for long."""
+        lookup.ask({each: Commit(group=self._group, generation=0, offsets={}) for each in self._places})
 
     def _part(
         self,
@@ -149,6 +157,7 @@ class Plan:
         parts = (*at_home.parts, OpenPart(self._following, token, len(ranges)))
         note = msgspec.structs.replace(notes[home], parts=parts, following=self._following + 1)
         lookup.ask({home: self._commit({}, note)})
+        self._places.update(places, (home,))
         self._following += 1
         return PlannedPart(self._following - 1, tuple(ranges))
 

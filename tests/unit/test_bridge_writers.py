@@ -212,6 +212,17 @@ def test_a_driver_that_notes_late_what_it_has_done(queue: Any) -> None:
     assert found(queue) == written(2)
 
 
+def test_what_is_noted_as_done_is_pinned(queue: Any) -> None:
+    """A position that nobody commits for a week expires, and a stream may have nothing to write for longer."""
+    writer = trimming(queue)
+    for batch_id in range(3):
+        writer.publish(batch_id, stage(queue, values_of(batch_id)))
+        position = queue.partitions[JOURNAL].log.partition.position("decisions")
+        assert position.pinned
+    log = queue.partitions[JOURNAL].log.partition
+    assert log.next_offset - log.start_offset == 1
+
+
 # -- overlapping runs ---------------------------------------------------------------------------------
 
 

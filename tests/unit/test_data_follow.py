@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections import Counter
 from functools import partial
 from pathlib import Path
@@ -31,7 +32,7 @@ from rayqueue.errors import (
     StaleWriterError,
     TopicRecreatedError,
 )
-from rayqueue.protocol.calls import Trim
+from rayqueue.protocol.calls import Commit, GetPosition, Trim
 from rayqueue.protocol.topics import MAX_NAME, TopicPartition, check_name
 from tests.unit.queue_in_memory import Killed, MemoryQueue
 
@@ -182,6 +183,34 @@ def test_what_retention_took_of_a_part(queue: Any) -> None:
     assert part
     assert part.identity == planned.identity, "the id stands for what was planned"
     assert sum(map(len, lossy.readable(part))) == 0
+
+
+def test_a_run_uses_all_positions_so_that_none_expires(queue: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also those of partitions to which nothing comes, and also while it waits."""
+    for number in range(2):
+        queue.append("t", number, b"x")
+    run = follower(queue)
+    part = run.wait(None, 0)
+    assert part
+    run.plan.commit(part)
+    idle = queue.partitions[TopicPartition("t", 1)]
+    seen: list[Any] = []
+    original = idle.call
+
+    def call(made: Any) -> Any:
+        seen.append(made)
+        return original(made)
+
+    idle.call = call
+    use = Commit(group="g", generation=0, offsets={})
+    before = original(GetPosition(group="g"))
+    later = follower(queue)
+    assert later.wait(None, 0) is None
+    assert seen.count(use) == 1
+    monkeypatch.setattr("time.monotonic", lambda clock=time.monotonic: clock() + 4000)
+    assert later.wait(None, 0) is None
+    assert seen.count(use) == 2
+    assert original(GetPosition(group="g")) == before
 
 
 def test_a_plan_dies_at_any_request() -> None:
