@@ -389,10 +389,11 @@ class Replica:
         """True if there were any, or clients wanted something."""
         calls = self._calls
         stirred = self._clients.new_turn() or bool(calls)
+        # A call may propose: a leadership that messages have begun or ended is known before, and again after.
+        self._note_leadership(time.monotonic())
         while calls:
             with self._noting_damage():
                 calls.popleft()[0]()
-        # Before anything is proposed: messages may have ended a leadership.
         self._note_leadership(time.monotonic())
         stirred = self._take_queued() or stirred
         if self._to_confirm:
