@@ -8,7 +8,9 @@ While it runs:
 - a group's generation never goes back, and one generation of a partition is one member's;
 - whatever a coordinator tells a member is what the log says of that generation; it denies no member that is one;
 - nobody takes a partition that another member, who is still one, has not let go of;
-- no commit succeeds after a newer owner has claimed the partition;
+- no commit succeeds after a newer owner has claimed the partition, or after its group was deleted there;
+- whoever claims a partition begins where its group's last commit to this very topic was;
+- nothing that was meant for a topic reaches another of the same name;
 - no producer id is handed out twice, no topic is acknowledged that is not committed; no call is answered twice.
 
 After healing:
@@ -19,7 +21,7 @@ After healing:
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from rayqueue.cluster.groups import Group
@@ -53,6 +55,8 @@ class ClusterChecker(LogChecker):
         self.granted: dict[tuple[str, TopicPartition, int], str] = {}
         self.newest: dict[tuple[str, int, int], int] = {}
         self.writers: dict[tuple[str, int, int, int], str] = {}
+        self.positions: dict[tuple[str, int, int], int] = {}
+        self.forgotten: dict[tuple[str, int, int], int] = {}
         self.ids: dict[int, int] = {}
         self.seen_topics: set[int] = set()
         self.deleted: set[int] = set()
@@ -92,7 +96,7 @@ class ClusterChecker(LogChecker):
         for member, grants in told.items():
             for grant in grants:
                 if grant.topic_id != self.reference.topics[grant.topic].topic_id:
-                    raise BrokenError(Invariant.ONE_OWNER, f"{grant} is not of the topic that has this name")
+                    raise BrokenError(Invariant.IDENTITY, f"{grant} is not of the topic that has this name")
                 key = (name, grant.topic_partition, grant.generation)
                 if key not in self.granted:
                     self.moves += 1
@@ -175,14 +179,41 @@ class ClusterChecker(LogChecker):
                     f"while {other.member} still had it of {theirs.generation}",
                 )
 
-    def claimed(self, who: str, group: str, topic_id: int, number: int, generation: int) -> None:
-        """A member begins to read: what is older may not commit any more."""
+    def arrived(self, who: str, meant: int, place: tuple[int, int]) -> None:
+        if meant != place[0]:
+            raise BrokenError(Invariant.IDENTITY, f"{who} meant topic {meant} and reached {place}")
+
+    def forgot(self, group: str, topic_id: int, number: int, generation: int, gone: bool) -> None:
+        """The group's position was deleted here: no generation up to this one may commit any more."""
         place = (group, topic_id, number)
+        self.forgotten[place] = max(self.forgotten.get(place, 0), generation)
+        if gone:
+            self.positions.pop(place, None)
+
+    def _check_life(self, who: str, place: tuple[str, int, int], generation: int) -> None:
+        if generation <= self.forgotten.get(place, 0):
+            raise BrokenError(
+                Invariant.NEW_LIFE,
+                f"{who} was let into {place} with generation {generation} after {self.forgotten[place]} was deleted",
+            )
+
+    def claimed(
+        self, who: str, group: str, topic_id: int, number: int, generation: int, offsets: Mapping[int, int] | None
+    ) -> None:
+        """A member begins to read, where the last commit of this life of the group was: what is older may not commit
+        any more. Without ``offsets`` it did not ask."""
+        place = (group, topic_id, number)
+        self._check_life(who, place, generation)
+        known = self.positions.get(place, 0)
+        if offsets is not None and offsets.get(0, 0) != known:
+            raise BrokenError(Invariant.POSITIONS, f"{who} begins to read {place} at {offsets}, {known} was committed")
         self.newest[place] = max(self.newest.get(place, 0), generation)
 
-    def committed_offset(self, who: str, group: str, topic_id: int, number: int, generation: int) -> None:
+    def committed_offset(self, who: str, group: str, topic_id: int, number: int, generation: int, offset: int) -> None:
         self.commits += 1
         place = (group, topic_id, number)
+        self._check_life(who, place, generation)
+        self.positions[place] = max(offset, self.positions.get(place, 0))
         if generation < self.newest.get(place, 0):
             raise BrokenError(
                 Invariant.FENCED,

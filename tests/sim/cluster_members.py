@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from rayqueue.errors import RayQueueError, StaleGenerationError, UnknownMemberError
 from rayqueue.protocol import calls
-from rayqueue.protocol.calls import Assignment, Grant
+from rayqueue.protocol.calls import Assignment, DeletedGroup, Grant
 from rayqueue.protocol.topics import TopicPartition, TopicSettings
 from tests.sim.cluster_node import Link
 
@@ -84,6 +84,9 @@ class SimMember:
         """Close: let go of everything, say so, and stop."""
         if not self.alive or self.paused:
             return
+        for each, held in self.held.items():
+            if held.claimed and not held.letting_go:
+                self._commit(each, held)  # which may arrive when the group is gone
         self.held = {}
         if self.joined:
             self.link.call(calls.LeaveGroup(group=self.group, member=self.member), lambda _: None)
@@ -321,6 +324,8 @@ class Admin:
                 self.world.clock.after(self.world.rng.uniform(0.05, 0.3), lambda: self.link.call(call, answer))
                 return
             self.pending -= 1
+            if isinstance(call, calls.DeleteGroup) and isinstance(result, DeletedGroup):
+                self.world.forget_group(call.group, result)
             if isinstance(call, calls.NewProducerIds) and isinstance(result, int):
                 self.producer_ids.append((result, call.count))
 

@@ -18,6 +18,7 @@ from rayqueue.cluster.groups import _GROUP, Group, Groups, Member, _encode, _Gro
 from rayqueue.cluster.memberships import Memberships
 from rayqueue.cluster.sessions import Session
 from rayqueue.log.store import Table
+from rayqueue.partition.groups import Groups as PartitionGroups
 from rayqueue.protocol.topics import TopicPartition
 from tests.sim.cluster_members import Held, SimMember
 from tests.sim.cluster_world import ClusterWorld, SimPartition
@@ -48,7 +49,7 @@ class ClusterMutation:
 def _read_unclaimed(member: SimMember, each: TopicPartition, held: Held) -> None:
     """Begin to read without telling the partition."""
     held.claimed = True
-    member.world.checker.claimed(member.member, member.group, held.topic_id, each.partition, held.generation)
+    member.world.checker.claimed(member.member, member.group, held.topic_id, each.partition, held.generation, None)
     member._work(each, held)
 
 
@@ -207,6 +208,24 @@ CLUSTER_MUTATIONS = (
         "_open_missing",
         lambda memberships, group: None,
         ending="failover",
+    ),
+    _mutation(
+        "names_not_ids",
+        "whatever has the topic's name takes what was meant for the one before",
+        Invariant.IDENTITY,
+        ClusterWorld,
+        "is_meant",
+        lambda world, wanted, found: True,
+        *("delete_topics", "client_slow"),
+    ),
+    _mutation(
+        "deleted_generation_forgotten",
+        "a partition that forgot a group lets its earlier members in",
+        Invariant.NEW_LIFE,
+        PartitionGroups,
+        "_raise_floor",
+        lambda groups, floor: None,
+        *("delete_groups", "client_slow"),
     ),
     _mutation(
         "sessions_not_renewed",

@@ -17,10 +17,11 @@ from typing import Any
 
 from rayqueue.cluster.assignors import STRATEGIES
 from rayqueue.config import ClusterSettings, RaftSettings
-from rayqueue.errors import RayQueueError, UnknownTopicError
+from rayqueue.errors import RayQueueError, TopicRecreatedError, UnknownTopicError
 from rayqueue.ids import GroupId, Index, NodeId
 from rayqueue.log.memory_store import MemoryStore
-from rayqueue.partition import Partition, PartitionSettings, commit_command
+from rayqueue.partition import Partition, PartitionSettings, commit_command, forget_group_command
+from rayqueue.protocol.calls import DeletedGroup, Position
 from rayqueue.protocol.topics import TopicPartition
 from rayqueue.raft.members import Members
 from rayqueue.raft.messages import InstallSnapshot
@@ -82,8 +83,19 @@ class SimPartition:
         self._machine.apply(Index(1), _records())
 
     def commit(self, group: str, generation: int, offsets: dict[int, int]) -> Any:
+        return self._apply(commit_command(group, generation, offsets))
+
+    def position(self, group: str) -> Position | None:
+        return self._machine.position(group)
+
+    def forget(self, group: str, generation: int, seen: Position | None) -> bool:
+        """As ``PartitionService`` does."""
+        was = None if seen is None else (seen.generation, seen.offsets)
+        return bool(self._apply(forget_group_command(group, generation, was)).existed)
+
+    def _apply(self, command: bytes) -> Any:
         self._index += 1
-        return self._machine.apply(Index(self._index), commit_command(group, generation, offsets))
+        return self._machine.apply(Index(self._index), command)
 
 
 @cache
@@ -210,22 +222,55 @@ class ClusterWorld:
         member, group = who.member, who.group
 
         def arrive() -> None:
-            exist = {info.topic_id: len(info.partitions) for info in self.checker.reference.topics.values()}
             result: Any
-            if each.partition >= exist.get(held.topic_id, 0):
+            info = self.checker.reference.topics.get(each.topic)
+            if info is None or each.partition >= len(info.partitions):
                 result = UnknownTopicError(f"{each} is gone")
+            elif not self.is_meant(held.topic_id, info.topic_id):
+                result = TopicRecreatedError(f"{each} is another topic's now")
             else:
-                place = (held.topic_id, each.partition)
-                partition = self.partitions.get(place)
-                if partition is None:
-                    partition = self.partitions[place] = SimPartition()
+                place = (info.topic_id, each.partition)
+                self.checker.arrived(member, held.topic_id, place)
+                partition = self.partition(place)
                 result = self.write(partition, group, held.generation, {} if offset is None else {0: offset})
                 if not isinstance(result, RayQueueError):
                     if offset is None:
-                        self.checker.claimed(member, group, *place, held.generation)
+                        self.checker.claimed(member, group, *place, held.generation, result.offsets)
                     else:
-                        self.checker.committed_offset(member, group, *place, held.generation)
+                        self.checker.committed_offset(member, group, *place, held.generation, offset)
             self.clock.after(self.client_delay(), lambda: answer(result))
+
+        self.clock.after(self.client_delay(), arrive)
+
+    def partition(self, place: tuple[int, int]) -> SimPartition:
+        """The partition of a topic's id and a number. What has another id is another partition, whatever its name."""
+        if place not in self.partitions:
+            self.partitions[place] = SimPartition()
+        return self.partitions[place]
+
+    def is_meant(self, wanted: int, found: int) -> bool:
+        """Whoever asks names the topic's id, and no other topic answers."""
+        return wanted == found
+
+    def forget_group(self, group: str, deleted: DeletedGroup) -> None:
+        """As ``client.admin.forget_group``: at each partition by itself, a look at the position and then the deletion,
+        with time for latecomers in between."""
+        for info in list(self.checker.reference.topics.values()):
+            for each in info.partitions:
+                place = (info.topic_id, each.number)
+                self.clock.after(self.client_delay(), partial(self._forget_seen, group, deleted, place))
+
+    def _forget_seen(self, group: str, deleted: DeletedGroup, place: tuple[int, int]) -> None:
+        seen = self.partition(place).position(group)
+        if seen is not None and seen.generation > deleted.generation and group in self.checker.reference.groups:
+            return  # it is the position of a new life of this group
+
+        def arrive() -> None:
+            gone = self.partition(place).forget(group, deleted.generation, seen)
+            if gone or seen is None:
+                self.checker.forgot(group, *place, deleted.generation, gone)
+            else:
+                self._forget_seen(group, deleted, place)
 
         self.clock.after(self.client_delay(), arrive)
 

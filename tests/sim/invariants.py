@@ -34,6 +34,8 @@ class Invariant(Enum):
     RETAINED = "no trim passes a record that a group has not committed, or has pinned"
     # Of the cluster.
     GENERATIONS = "a generation of a group is one state, and they never go back"
+    IDENTITY = "nothing that was meant for a topic that is gone counts for the one that has its name now"
+    NEW_LIFE = "nothing of a group that was deleted counts for the one that has its name now"
     ONE_OWNER = "a generation of a partition is one member's; nobody takes what another has not let go of"
     TRUE_ANSWERS = "whatever a coordinator answers is what the log says, once"
     UNIQUE_IDS = "no producer id is handed out twice"
