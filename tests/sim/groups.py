@@ -1,7 +1,8 @@
 """Consumer groups of the simulated partition: owners, those that lost it without noticing, and retention.
 
 A group's generation grows whenever another member takes the partition over;
-the one before goes on committing for a while. What a group has committed, and
+the one before goes on committing for a while; now and then the group is
+deleted, and begins a new life. What a group has committed, and
 nothing else, is trimmed by the leader, as retention by consumption does.
 
 While it runs: a commit that was sent after a newer generation's claim was
@@ -28,9 +29,11 @@ from rayqueue.partition import (
     Partition,
     PartitionSettings,
     commit_command,
+    forget_group_command,
     pin_command,
 )
-from rayqueue.partition.commands import CommitOffsets, PinGroup, Trim, decode
+from rayqueue.partition.answers import Deleted
+from rayqueue.partition.commands import CommitOffsets, ForgetGroup, PinGroup, Trim, decode
 from rayqueue.records import BATCH_TAG, BatchHeader
 from tests.sim.invariants import BrokenError, Invariant
 
@@ -54,6 +57,8 @@ class SimGroup:
         self.acked: dict[int, int] = {}
         """What was acknowledged, lane by lane, since somebody last went back on purpose."""
         self.rewinds = 0
+        self.deleted = 0
+        """The newest generation whose life is over: the group was deleted, and that was acknowledged."""
 
     def act(self) -> None:
         node = self._node()
@@ -89,6 +94,22 @@ class SimGroup:
         self.acked = {}
         self._commit(node, self.generation, self._somewhere(node), rewind=True)
 
+    def _forget(self, node: SimNode) -> None:
+        """The group is deleted here, as it is seen now. Its next life has later generations."""
+        position = node.machine.position(self.name)
+        seen = None if position is None else (position.generation, position.offsets)
+        over = self.generation
+        self.rewinds += 1
+        self.acked = {}
+        self.claimed = 0  # who commits without a generation may begin anew
+        self.generation += 1
+
+        def answer(result: Any) -> None:
+            if isinstance(result, Deleted) and result.existed:
+                self.deleted = max(self.deleted, over)
+
+        node.propose(forget_group_command(self.name, over, seen), answer)
+
     def _pin(self, node: SimNode) -> None:
         node.propose(pin_command(self.name, self.rng.random() < 0.6), _nothing)
 
@@ -100,11 +121,15 @@ class SimGroup:
         return {lane: self.rng.randint(0, end) for lane in range(SETTINGS.lanes) if self.rng.random() < 0.7}
 
     def _commit(self, node: SimNode, generation: int, offsets: Mapping[int, int], *, rewind: bool = False) -> None:
-        claimed, acked, rewinds = self.claimed, dict(self.acked), self.rewinds
+        claimed, acked, rewinds, deleted = self.claimed, dict(self.acked), self.rewinds, self.deleted
 
         def answer(result: Any) -> None:
             if not isinstance(result, Committed):
                 return
+            if 0 < generation <= deleted:
+                raise BrokenError(
+                    Invariant.NEW_LIFE, f"{self.name}: generation {generation} committed after {deleted} was deleted"
+                )
             if generation < claimed:
                 raise BrokenError(
                     Invariant.FENCED, f"{self.name}: generation {generation} committed after {claimed} had claimed"
@@ -129,6 +154,7 @@ _CHOICES = (
     + ("commit_late",) * 2
     + ("rewind",)
     + ("pin",) * 2
+    + ("forget",) * 2
     + ("retain",) * 5
 )
 
@@ -167,6 +193,7 @@ class _Replay:
         self.groups: dict[str, _Group] = {}
         self.lanes: list[int] = []  # of each record
         self.start = 0
+        self.floor = 0
 
     def apply(self, entry: Entry) -> None:
         self.store.append([entry])
@@ -181,13 +208,32 @@ class _Replay:
         match decode(entry.payload):
             case CommitOffsets() as commit:
                 self._committed(commit, answer)
+            case ForgetGroup() as forget:
+                self._forgotten(forget, answer)
             case PinGroup(name, pinned):
                 if pinned or name in self.groups:
                     self.groups.setdefault(name, _Group()).pinned = pinned
             case Trim():
                 self._trimmed(answer)
 
+    def _forgotten(self, forget: ForgetGroup, answer: Any) -> None:
+        self.floor = max(self.floor, forget.generation)
+        group = self.groups.get(forget.group)
+        as_seen = group is not None and (
+            group.generation <= forget.generation
+            if forget.seen is None
+            else (group.generation, group.offsets) == forget.seen
+        )
+        if answer.existed != as_seen:
+            raise BrokenError(Invariant.NEW_LIFE, f"{forget} was answered with {answer}, the group was {group}")
+        if as_seen:
+            del self.groups[forget.group]
+
     def _committed(self, commit: CommitOffsets, answer: Any) -> None:
+        if commit.group not in self.groups and 0 < commit.generation <= self.floor:
+            if not isinstance(answer, StaleGenerationError):
+                raise BrokenError(Invariant.NEW_LIFE, f"{commit} was let in, {self.floor} is over")
+            return
         group = self.groups.get(commit.group, _Group())
         if commit.generation < group.generation:
             if not isinstance(answer, StaleGenerationError):
