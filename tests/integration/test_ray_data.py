@@ -138,7 +138,7 @@ def test_a_part_is_written_once_though_its_run_dies_and_the_topic_grows(rq: RayQ
 
     def send(first: int, count: int) -> None:
         with rq.producer() as producer:
-            producer.send_many("grown", [b"%d" % n for n in range(first, first + count)]).result(60_000)
+            producer.send_many("grown", [b"%d" % n for n in range(first, first + count)]).result(timeout_ms=60_000)
 
     def run(*, commit: bool = True) -> list[tuple[int, int]]:
         seen = []

@@ -322,7 +322,7 @@ def test_a_wiped_checkpoint_is_another_writer(rq: RayQueue, spark: SparkSession,
         rq.create_topic(name, partitions=1, replication=1)
     sent = [b"%d" % n for n in range(100)]
     with rq.producer() as producer:
-        producer.send_many("wiped-in", sent).result(30_000)
+        producer.send_many("wiped-in", sent).result(timeout_ms=30_000)
     for runs in (1, 2):
         for _ in range(2):
             finish(start(spark, "wiped-in", "wiped-out", tmp_path / "checkpoint"))
