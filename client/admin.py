@@ -56,7 +56,6 @@ from rayqueue.protocol.topics import PartitionInfo, TopicInfo, TopicPartition, T
 
 if TYPE_CHECKING:
     from rayqueue.client.connection import RayQueue
-    from rayqueue.client.router import ClusterRoutes
 
 _T = TypeVar("_T")
 
@@ -351,13 +350,8 @@ def group(rq: RayQueue, name: str) -> GroupDescription:
     readers = {grant.topic_partition: member.member for member in info.members for grant in member.grants}
     wanted = {topic for member in info.members for topic in member.topics}
     all_topics = topics(rq)
-    places = [
-        TopicPartition(each.name, partition.number)
-        for each in all_topics
-        if not wanted or each.name in wanted
-        for partition in each.partitions
-    ]
-    lags = rq.io.call(_lags(rq.routes, name, places, readers))
+    wanted_topics = [each for each in all_topics if not wanted or each.name in wanted]
+    lags = rq.io.call(_lags(rq.routes, name, wanted_topics, readers))
     # Without members only the partitions tell which topics were read.
     told = tuple(lag for lag in lags if wanted or lag.committed)
     if unknown is not None and not told:
@@ -375,12 +369,15 @@ def group(rq: RayQueue, name: str) -> GroupDescription:
 
 
 async def _lags(
-    routes: ClusterRoutes, group: str, places: Sequence[TopicPartition], readers: Mapping[TopicPartition, str]
+    routes: Routes, group: str, topics: Sequence[TopicInfo], readers: Mapping[TopicPartition, str]
 ) -> list[PartitionLag]:
-    async def one(place: TopicPartition) -> PartitionLag:
-        route = await routes.partition(place)
-        position = await route.call(GetPosition(group=group))
-        lag = await route.call(GetLag(group=group))
+    async def one(topic: TopicInfo, partition: PartitionInfo) -> PartitionLag | None:
+        place = TopicPartition(topic.name, partition.number)
+        try:
+            position = await ask(routes, place, GetPosition(group=group), topic_id=topic.topic_id)
+            lag = await ask(routes, place, GetLag(group=group), topic_id=topic.topic_id)
+        except TopicError:
+            return None  # the topic was deleted meanwhile, and its positions with it
         return PartitionLag(
             place.topic,
             place.partition,
@@ -390,7 +387,8 @@ async def _lags(
             position is not None and position.pinned,
         )
 
-    return await _all(map(one, places))
+    found = await _all(one(topic, partition) for topic in topics for partition in topic.partitions)
+    return [lag for lag in found if lag is not None]
 
 
 def delete_group(rq: RayQueue, name: str) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rayqueue.client.admin import forget_group
+from rayqueue.client.admin import _lags, forget_group
 from rayqueue.errors import GroupNotEmptyError, StaleGenerationError
 from rayqueue.partition import commit_command
 from rayqueue.protocol.calls import (
@@ -189,5 +189,20 @@ def test_a_position_that_no_coordinator_knows_of_can_be_deleted() -> None:
         assert await forget_group(desk.process, "g")
         assert await desk.position() is None
         await desk.commit(await desk.join("a"), 2)
+
+    at_desk(test)
+
+
+def test_a_group_is_described_though_a_topic_goes_meanwhile() -> None:
+    """The list of topics is older than the question: what is gone has no lag, and a new topic of its name is not it."""
+
+    async def test(desk: Desk) -> None:
+        await desk.cluster.create("payments")
+        await desk.commit(0, 4)
+        listed = list(desk.cluster.machine.topics.values())
+        await desk.cluster.delete("payments")
+        await desk.cluster.create("payments", partitions=3)
+        lags = await _lags(desk.process, "g", listed, {})
+        assert [(lag.topic, lag.partition, lag.committed, lag.lag) for lag in lags] == [("orders", 0, {0: 4}, 6)]
 
     at_desk(test)
