@@ -48,7 +48,7 @@ STEPS: tuple[tuple[str, str, str], ...] = (
     ("rayqueue.raft.engine", "RaftEngine._replicate", "engine: replicate"),
     ("rayqueue.partition.machine", "Partition.apply", "partition: apply"),
     ("rayqueue.log.lmdb_store", "LmdbStore.persist", "store: persist"),
-    ("rayqueue.log.lmdb_store", "encode_ops", "write-ahead file: encode"),
+    ("rayqueue.log.buffer", "encode_ops", "write-ahead file: encode"),
     ("rayqueue.log.wal", "Wal.write", "write-ahead file: write, wait for the disk"),
     ("rayqueue.log.lmdb_store", "LmdbStore.sync", "store: the rest of a sync"),
     ("rayqueue.log.lmdb_store", "LmdbStore._write", "LMDB: begin, commit, fdatasync"),

@@ -49,6 +49,7 @@ class ConsumerOptions(TypedDict, total=False):
     max_poll_interval_ms: int
     assignor: Literal["balanced", "sticky", "range", "roundrobin"]
     start: Literal["earliest", "latest", "error"]
+    on_corrupt: Literal["raise", "skip", "set_aside"]
     refresh_ms: int
 
 

@@ -152,4 +152,4 @@ def test_a_partition_takes_only_names_that_a_group_may_have(tmp_path: Path, name
 
 def test_a_commit_names_no_more_lanes_than_there_can_be(tmp_path: Path) -> None:
     with cluster_of(tmp_path) as cluster, pytest.raises(InvalidInputError, match="lanes"):
-        answer_to(cluster, Commit(group="g", generation=1, offsets=dict.fromkeys(range(300), 0)))
+        answer_to(cluster, Commit(group="g", generation=0, offsets=dict.fromkeys(range(300), 0)))
