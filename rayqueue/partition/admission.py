@@ -66,15 +66,18 @@ class Admission:
         limits: AdmissionLimits | None = None,
         *,
         next_index: Callable[[], int] | None = None,
+        applied: Callable[[], int] | None = None,
         line: Line | None = None,
         disks_full: Callable[[], bool] | None = None,
     ) -> None:
-        """``next_index`` tells which entry the next proposal becomes: the engine's. Without it, bounds on the
-        backlog count what is applied only. ``disks_full`` tells whether a majority has no room for records."""
+        """``next_index`` tells which entry the next proposal becomes, ``applied`` how far the log is applied, with
+        entries that are Raft's own and never reach the partition: the engine's. Without them, bounds on the backlog
+        count what is applied only. ``disks_full`` tells whether a majority has no room for records."""
         self.line = Line() if line is None else line
         self._partition = partition
         self._limits = AdmissionLimits() if limits is None else limits
         self._next_index = next_index or (lambda: partition.applied)
+        self._applied = applied or (lambda: partition.applied)
         self._disks_full = disks_full or (lambda: False)
         self._proposed: OrderedDict[int, tuple[int, int]] = OrderedDict()  # producer id -> epoch, next sequence
         self._waiting: deque[tuple[int, int, int]] = deque()  # index, records, bytes of what is not applied yet
@@ -194,7 +197,7 @@ class Admission:
                 )
 
     def _check_settled(self) -> None:
-        applied = self._partition.applied
+        applied = self._applied()
         if applied < self._inherited:
             raise NotLeaderError(
                 f"this leader was just elected and has applied {applied} of {self._inherited} entries that it found; "

@@ -83,6 +83,7 @@ class PartitionReplica(Replica):
             self._partition,
             limits,
             next_index=lambda: self._engine.next_index,
+            applied=lambda: self._engine.applied,
             line=line,
             disks_full=lambda: self._engine.refuses_records,
         )
@@ -216,9 +217,10 @@ class PartitionReplica(Replica):
         while appends:
             batch, header, pending = appends.popleft()
             try:
+                if engine.is_leader:
+                    self.keep_time()  # before: admission counts the batch at the index that it gets
                 known = self._admission.admit_checked(header) if engine.is_leader else None
                 if known is None:
-                    self.keep_time()
                     engine.propose(batch, pending)
                     self._waiting.append(pending)
                 else:

@@ -201,9 +201,8 @@ class PartitionService:
     def _propose(self, client: int, kind: int, request: int, batch: bytes, header: BatchHeader) -> None:
         replica = self._replica
         replica.check_leads()
+        replica.keep_time()  # before: admission counts the batch at the index that it gets
         known = self._admission.admit_checked(header)
-        if known is None:
-            replica.keep_time()
         if kind == Kind.APPEND_UNACKED:
             if known is None:
                 replica.propose(batch, _ignore)

@@ -142,6 +142,19 @@ def test_a_new_leader_takes_nothing_until_it_has_applied_what_it_found() -> None
     leader.propose(batch(1))
 
 
+def test_a_new_leader_of_an_empty_log_has_room() -> None:
+    """The entry that begins its leadership is Raft's own, and never reaches the partition."""
+    log = Log(PartitionSettings(max_backlog_records=4))
+    found = [0]
+    admission = Admission(log.partition, next_index=lambda: 2, applied=lambda: found[0])
+    admission.reset()
+    with pytest.raises(NotLeaderError, match="just elected"):
+        admission.admit(batch(4))
+    found[0] = 1
+    assert log.partition.applied == 0
+    assert admission.admit(batch(4)) is None
+
+
 def test_what_was_on_its_way_counts_when_a_bound_comes() -> None:
     leader = Leader(PartitionSettings())
     leader.queue.append(configure_command(PartitionSettings(max_backlog_records=5, version=1)))
