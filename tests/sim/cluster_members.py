@@ -57,6 +57,8 @@ class SimMember:
         self.joined = False
         self.generation = 0
         self.held: dict[TopicPartition, Held] = {}
+        self.fenced: dict[TopicPartition, Grant] = {}
+        """Grants that their partition refused as those of an older generation."""
         self._postponed: list[Callable[[], None]] = []
 
     # -- life ------------------------------------------------------------------------------
@@ -132,6 +134,7 @@ class SimMember:
         self.joined = False
         self.generation = 0
         self.held = {}
+        self.fenced = {}
 
     def want(self, topics: tuple[str, ...]) -> None:
         self.topics = topics
@@ -172,6 +175,13 @@ class SimMember:
         self._new_member()
         self._after(self.world.rng.uniform(0.01, 0.1), self._join)
 
+    def _join_anew(self) -> None:
+        """As ``client.member``: a partition refuses what the coordinator says is this member's, so it knows a newer
+        generation. Joining again makes one above it."""
+        self.link.call(calls.LeaveGroup(group=self.group, member=self.member), lambda _: None)
+        self.world.checker.said_goodbye(self.group, self.member)
+        self._start_over()
+
     def _heartbeat(self) -> None:
         if not self.joined:
             return
@@ -183,15 +193,20 @@ class SimMember:
             reading=self._reading(),
             wait_ms=wait_ms,
         )
-        member = self.member
+        member, fenced = self.member, dict(self.fenced)
         pause = 0.001 if wait_ms else HEARTBEAT_S
-        self.link.call(call, lambda result: self._awake(lambda: self._heard(member, pause, result))())
+        self.link.call(call, lambda result: self._awake(lambda: self._heard(member, pause, fenced, result))())
 
-    def _heard(self, member: str, pause: float, result: Any) -> None:
+    def _heard(self, member: str, pause: float, fenced: dict[TopicPartition, Grant], result: Any) -> None:
+        """``fenced``: what had been refused when this was asked."""
         if member != self.member or not self.joined:
             return
         if isinstance(result, Assignment):
             self._take(result)
+            if any(fenced.get(grant.topic_partition) == grant for grant in result.grants):
+                self._join_anew()
+                return
+            self.fenced = {each: grant for each, grant in self.fenced.items() if fenced.get(each) != grant}
         elif isinstance(result, UnknownMemberError):
             self._start_over()
             return
@@ -213,7 +228,7 @@ class SimMember:
                 delay = self.world.rng.uniform(0, 2.5 if self.slow_release else 0.05)
                 self._after(delay, lambda each=each, held=held: self._let_go(each, held))  # type: ignore[misc]
         for each, grant in granted.items():
-            if each not in self.held:
+            if each not in self.held and self.fenced.get(each) != grant:
                 self._begin(each, grant)
 
     def _let_go(self, each: TopicPartition, held: Held) -> None:
@@ -274,9 +289,10 @@ class SimMember:
         self.world.commit(self, each, held, held.offset, self._answer(committed))
 
     def _refused(self, each: TopicPartition, held: Held, error: RayQueueError) -> None:
-        """Lost. If it is this member's after all, the next heartbeat's answer grants it again."""
+        """Lost. If it is this member's after all, the next heartbeat's answer says so."""
         if isinstance(error, StaleGenerationError):
             self.world.checker.refusals += 1
+            self.fenced[each] = held.grant
         del self.held[each]
 
     def _answer(self, answer: Callable[[Any], None]) -> Callable[[Any], None]:

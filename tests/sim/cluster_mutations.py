@@ -17,6 +17,7 @@ from rayqueue.cluster.commands import Join, Release
 from rayqueue.cluster.groups import _GROUP, Group, Groups, Member, _encode, _GroupRow, _Step
 from rayqueue.cluster.memberships import Memberships
 from rayqueue.cluster.sessions import Session
+from rayqueue.errors import RayQueueError
 from rayqueue.log.store import Table
 from rayqueue.partition.groups import Groups as PartitionGroups
 from rayqueue.protocol.topics import TopicPartition
@@ -36,6 +37,8 @@ class ClusterMutation:
     faults: frozenset[str]
     size: int | None = None
     ending: str | None = None
+    first_seed: int = 0
+    """Where the search begins: somewhat before the first schedule that shows it, where that is a long way."""
 
     def world(self, seed: int) -> ClusterWorld:
         return ClusterWorld(seed, self.faults, self.size, self.ending)
@@ -51,6 +54,15 @@ def _read_unclaimed(member: SimMember, each: TopicPartition, held: Held) -> None
     held.claimed = True
     member.world.checker.claimed(member.member, member.group, held.topic_id, each.partition, held.generation, None)
     member._work(each, held)
+
+
+def _claim_again(member: SimMember, each: TopicPartition, held: Held, error: RayQueueError) -> None:
+    """A grant that was refused is claimed again as it is, whenever the coordinator repeats it."""
+    _refused(member, each, held, error)
+    member.fenced.clear()
+
+
+_refused = SimMember._refused
 
 
 def _unfenced(world: ClusterWorld, partition: SimPartition, group: str, generation: int, offsets: Any) -> Any:
@@ -144,9 +156,20 @@ def _mutation(
     replacement: Any,
     *faults: str,
     ending: str | None = None,
+    first_seed: int = 0,
 ) -> ClusterMutation:
     rule = BrokenRule(frozenset(breaks if isinstance(breaks, tuple) else (breaks,)))
-    return ClusterMutation(name, finding, rule, target, attribute, replacement, frozenset(faults), ending=ending)
+    return ClusterMutation(
+        name,
+        finding,
+        rule,
+        target,
+        attribute,
+        replacement,
+        frozenset(faults),
+        ending=ending,
+        first_seed=first_seed,
+    )
 
 
 _ZOMBIES = ("member_pause", "member_cut", "client_slow")
@@ -226,6 +249,16 @@ CLUSTER_MUTATIONS = (
         "_raise_floor",
         lambda groups, floor: None,
         *("delete_groups", "client_slow"),
+    ),
+    _mutation(
+        "refused_for_good",
+        "a member does not join again where a deleted group's generation keeps it out",
+        Invariant.PROGRESS,
+        SimMember,
+        "_refused",
+        _claim_again,
+        *("delete_groups", "topics"),
+        first_seed=70,
     ),
     _mutation(
         "sessions_not_renewed",

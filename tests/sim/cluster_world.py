@@ -254,14 +254,7 @@ class ClusterWorld:
 
     def forget_group(self, group: str, deleted: DeletedGroup) -> None:
         """As ``client.admin.forget_group``: at each partition by itself, a look at the position and then the deletion,
-        with time for latecomers in between.
-
-        Known and not mended: a partition's floor counts for all groups, so a living group whose first claim of a
-        partition arrives after another group's deletion is refused for ever (seed 372 with two groups). Until then
-        only worlds with one group delete positions.
-        """
-        if len({member.group for member in self.members}) > 1:
-            return
+        with time for latecomers in between."""
         for info in list(self.checker.reference.topics.values()):
             for each in info.partitions:
                 place = (info.topic_id, each.number)

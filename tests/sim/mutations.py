@@ -8,7 +8,7 @@ that the failure is found in tens of schedules rather than thousands.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -24,6 +24,7 @@ from rayqueue.log.store import Entry, LogStore
 from rayqueue.log.wal import SECTOR_BYTES, Wal
 from rayqueue.raft import follower
 from rayqueue.raft.engine import RaftEngine
+from rayqueue.raft.members import Members
 from rayqueue.raft.messages import AppendEntries, AppendReply, Message, PreVote, RequestVote
 from rayqueue.raft.progress import Pace, Progress
 from tests.sim.invariants import BrokenRule, Invariant
@@ -42,6 +43,8 @@ class Mutation:
     faults: frozenset[str]
     size: int | None = None
     ending: str | None = None
+    first_seed: int = 0
+    """Where the search begins: somewhat before the first schedule that shows it, where that is a long way."""
 
     def world(self, seed: int) -> World:
         return World(seed, self.faults, self.size, self.ending)
@@ -89,10 +92,14 @@ def _no_pre_vote(engine: RaftEngine) -> None:
     engine._campaign = True
 
 
-def _self_removal(engine: RaftEngine, members: Any, context: Any) -> None:
-    if engine._change_in_progress():
-        raise engine._not_leader()
-    engine.propose(b"\x02" + members.encode(), context)
+def _self_removal(engine: RaftEngine, members: Members, context: Any) -> None:
+    """A leader may remove itself; whatever else is asked of a change still is."""
+    leaves = engine.node_id not in members.voters
+    with patch.object(engine, "node_id", min(members.voters)) if leaves else nullcontext():
+        _change_members(engine, members, context)
+
+
+_change_members = RaftEngine.change_members
 
 
 def _confirm_unasked(engine: RaftEngine) -> None:
@@ -169,10 +176,15 @@ _wal_write = Wal.write
 
 
 def _write_ahead(
-    name: str, finding: str, rule: BrokenRule, attribute: str, replacement: Callable[..., Any]
+    name: str,
+    finding: str,
+    rule: BrokenRule,
+    attribute: str,
+    replacement: Callable[..., Any],
+    first_seed: int = 0,
 ) -> Mutation:
     faults = frozenset({"kill", "kill_in_sync", "power_loss"})
-    return Mutation(name, finding, rule, Wal, attribute, replacement, faults)
+    return Mutation(name, finding, rule, Wal, attribute, replacement, faults, first_seed=first_seed)
 
 
 def _only_marked(engine: RaftEngine, why: str) -> None:
@@ -238,8 +250,19 @@ def _engine(
     replacement: Callable[..., Any],
     *faults: str,
     ending: str | None = None,
+    first_seed: int = 0,
 ) -> Mutation:
-    return Mutation(name, finding, rule, RaftEngine, attribute, replacement, frozenset(faults), ending=ending)
+    return Mutation(
+        name,
+        finding,
+        rule,
+        RaftEngine,
+        attribute,
+        replacement,
+        frozenset(faults),
+        ending=ending,
+        first_seed=first_seed,
+    )
 
 
 def _breaks(*names: Invariant, also: tuple[Invariant, ...] = ()) -> BrokenRule:
@@ -311,6 +334,7 @@ MUTATIONS = (
         "_change_in_progress",
         lambda engine: False,
         *("members", "partition", "kill", "one_way", "slow", "pause"),
+        first_seed=180,
     ),
     _engine(
         "leader_removes_itself",
@@ -319,6 +343,7 @@ MUTATIONS = (
         "change_members",
         _self_removal,
         *("members", "kill", "partition", "drop"),
+        first_seed=40,
     ),
     _engine(
         "any_log_will_do",
@@ -345,11 +370,13 @@ MUTATIONS = (
         lambda engine: False,
         "partition",
         ending="return",
+        first_seed=40,
     ),
     _engine(
         "trim_applied",
         "stock compaction drops the messages",
-        _breaks(Invariant.READABLE, Invariant.SAME_STATE),
+        # A replica that does not find what a reader asks for takes itself for damaged: it applies and leads no more.
+        _breaks(Invariant.READABLE, Invariant.SAME_STATE, also=(Invariant.PROGRESS,)),
         "maintain",
         _trim_applied,
         "trim",
@@ -384,7 +411,8 @@ MUTATIONS = (
     _engine(
         "count_before_sync",
         "the leader counts itself before its own sync",
-        _breaks(Invariant.ON_A_MAJORITY),
+        # What it counted goes with the power. Nobody was answered: a group of one applies only what is durable.
+        _breaks(Invariant.LEADER_COMPLETENESS),
         "_advance",
         _advance_unsynced,
         *("kill_in_sync", "power_loss"),
@@ -420,6 +448,7 @@ MUTATIONS = (
         _breaks(Invariant.OPENS),
         "_record",
         _torn_record,
+        first_seed=65,
     ),
     _write_ahead(
         "recycled_early",
@@ -444,6 +473,7 @@ MUTATIONS = (
         "entry",
         _unverified,
         frozenset({"rot", "kill"}),
+        first_seed=50,
     ),
 )
 

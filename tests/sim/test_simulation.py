@@ -48,7 +48,8 @@ def test_a_seed_gives_the_same_schedule_in_every_process() -> None:
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.name)
 def test_without_this_remedy_the_simulator_fails(mutation: Mutation) -> None:
     with mutation.active():
-        seed = first_broken(mutation.world, range(MUTATION_SCHEDULES), mutation.rule)
+        seeds = range(mutation.first_seed, mutation.first_seed + MUTATION_SCHEDULES)
+        seed = first_broken(mutation.world, seeds, mutation.rule)
     assert seed is not None, f"nobody noticed: {mutation.finding}"
     mutation.world(seed).run()  # it is the mutation that fails, not the schedule
 
