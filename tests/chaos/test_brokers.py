@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -77,7 +78,8 @@ def test_nodes_die_come_back_and_join_and_everything_is_started_again(tmp_path: 
             rayqueue.connect(settings=impatient)
         assert refused.value.details["missing"] == ["b2", "b3"]
         cluster.add("b2")
-        rq = rayqueue.connect(data_dir=tmp_path)
+        patient = Settings(data_dir=tmp_path, cluster={"broker_wait_ms": 120_000})
+        rq = rayqueue.connect(settings=patient)
         assert rq.cluster().cluster_id == cluster_id
         assert [info.name for info in rq.topics()] == ["late", "meanwhile", "orders"]
         consumer = rq.consumer("orders", group="billing")
@@ -90,6 +92,11 @@ def test_nodes_die_come_back_and_join_and_everything_is_started_again(tmp_path: 
         wait_for(read_all, "the records", 30.0)
         assert values == [b"0", b"1", b"2"]
         consumer.close()
-        cluster.add("b3")
+        with ThreadPoolExecutor(1) as waiting:
+            # Three brokers are there, and the metadata knows of more: the fourth copy waits for one of them.
+            made = waiting.submit(rq.create_topic, "spread", replication=4)
+            cluster.add("b3")
+            copies = [replica.broker for replica in made.result(120).partitions[0].replicas]
+        assert sorted(copies) == ["b1", "b2", "b3", "b5"]
         wait_for(lambda: all_serve(rq, "orders", 3), "all replicas", 30.0)
         rq.shutdown()
