@@ -97,7 +97,20 @@ def _stop(temporary: Path, pid: int) -> None:
     if pid != os.getpid():
         return  # a forked child ends; its parent's Ray does not
     ray.shutdown()
+    forget_token_mode()
     shutil.rmtree(temporary, ignore_errors=True)
+
+
+def forget_token_mode() -> None:
+    """Authenticate as the environment says, and no more as the Ray did that this process was connected with.
+
+    Ray keeps the mode for as long as the process lives. In token mode a process also refuses calls without a token: on
+    a Ray that has none it would lose its actors and objects. Only while this process is connected with no Ray.
+    """
+    from ray._raylet import Config  # type: ignore[attr-defined]
+
+    if not ray.is_initialized():
+        Config.initialize("")
 
 
 @contextlib.contextmanager

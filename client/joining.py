@@ -19,7 +19,7 @@ from pathlib import Path
 import ray
 
 from rayqueue.client import local_ray
-from rayqueue.client.embedded import loopback_only, own_environment
+from rayqueue.client.embedded import forget_token_mode, loopback_only, own_environment
 from rayqueue.errors import ClusterNotFoundError, ConfigError
 
 _log = logging.getLogger(__name__)
@@ -65,8 +65,12 @@ def join_ray(address: str) -> None:
             "without address= (and RAY_ADDRESS) the one that runs here is used, or a new one is started",
             address=address,
         )
-    with shown_token():
-        _knock(address)
+    with own_environment():
+        forget_token_mode()
+        if not _lets_in(address):
+            _show_token()
+            if not _lets_in(address):
+                raise _another_token(address)
         try:
             with _by_loopback(address):
                 ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
@@ -127,16 +131,20 @@ def _greet(host: str, port: int) -> str | None:
 
 @contextlib.contextmanager
 def shown_token() -> Iterator[None]:
-    """What is started in this block is let in by a Ray that asks for the token which this process has."""
+    """What is started in this block may join the Ray that this process is connected with: it has that Ray's token."""
+    from ray._raylet import AuthenticationMode, get_authentication_mode  # type: ignore[attr-defined]
+
     with own_environment():
-        _show_token()
+        if get_authentication_mode() == AuthenticationMode.TOKEN:
+            os.environ["RAY_AUTH_MODE"] = "token"
         yield
 
 
 def _show_token() -> None:
-    """A Ray that was started with a token lets nobody in without it; one that was not does not mind it.
+    """From here on this process has the token of ~/.ray, and asks for it. Only for a Ray that does, too: on another one
+    the calls of its processes would be refused here.
 
-    ``ray.init`` takes the token of ~/.ray by itself for a Ray that it starts, not for one that it joins.
+    ``ray.init`` takes the token by itself for a Ray that it starts, not for one that it joins.
     """
     from ray._private.authentication import authentication_token_setup as setup
 
@@ -144,23 +152,28 @@ def _show_token() -> None:
     setup.maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
 
 
-def _knock(address: str) -> None:
-    """``ClusterNotFoundError`` at once if that Ray does not let us in; ``ray.init`` would try for 20 s."""
+def _lets_in(address: str) -> bool:
+    """False at once if that Ray asks for a token, or for another one; ``ray.init`` would try for 20 s."""
     if address.startswith("ray://"):
-        return
+        return True
     from ray._raylet import GcsClient  # type: ignore[attr-defined]
     from ray.exceptions import AuthenticationError, RpcError
 
     try:
         GcsClient(address=address)
     except AuthenticationError:
-        raise ClusterNotFoundError(
-            f"the Ray at {address} does not let this process in: it has another token, and may be another user's. "
-            f'Say which Ray is meant (address=; "local" is a new one), or where its token is (RAY_AUTH_TOKEN_PATH)',
-            address=address,
-        ) from None
+        return False
     except RpcError as error:
         _log.info("the Ray at %s does not answer: %s", address, error)  # ray.init finds out why
+    return True
+
+
+def _another_token(address: str) -> ClusterNotFoundError:
+    return ClusterNotFoundError(
+        f"the Ray at {address} does not let this process in: it has another token, and may be another user's. "
+        f'Say which Ray is meant (address=; "local" is a new one), or where its token is (RAY_AUTH_TOKEN_PATH)',
+        address=address,
+    )
 
 
 def _by_loopback(address: str) -> contextlib.AbstractContextManager[None]:

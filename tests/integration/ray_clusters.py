@@ -17,7 +17,7 @@ import ray
 from ray.cluster_utils import Cluster
 
 from rayqueue.client.connection import _Shared
-from rayqueue.client.embedded import RAY_SYSTEM_SETTINGS, loopback_only
+from rayqueue.client.embedded import RAY_SYSTEM_SETTINGS, forget_token_mode, loopback_only
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -40,6 +40,7 @@ class RayCluster:
         self._before = os.environ.get("RAY_TMPDIR")
         # The cluster also leaves its address here, for whoever looks for one; nobody else should find it.
         os.environ["RAY_TMPDIR"] = self._temporary
+        forget_token_mode()  # of a Ray that another test had in this process
         self.cluster: Any = Cluster()
         self.nodes: dict[str, Any] = {}
         for broker in brokers:

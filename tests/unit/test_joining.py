@@ -196,7 +196,8 @@ def test_joining_leaves_the_environment_alone(monkeypatch: pytest.MonkeyPatch, t
     (tmp_path / "token").write_text("t" * 40)
     monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
     monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(tmp_path / "token"))
-    monkeypatch.setattr(joining, "_knock", lambda _: None)
+    asks_for_a_token = iter((False, True))
+    monkeypatch.setattr(joining, "_lets_in", lambda _: next(asks_for_a_token))
 
     def init(**_: object) -> None:
         assert os.environ["RAY_AUTH_MODE"] == "token"  # it would not be let in
@@ -209,3 +210,22 @@ def test_joining_leaves_the_environment_alone(monkeypatch: pytest.MonkeyPatch, t
     ):
         rayqueue.connect(address, create=False)
     assert "RAY_AUTH_MODE" not in os.environ
+
+
+def test_a_ray_without_a_token_is_not_shown_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """In token mode this process would refuse the calls of that Ray's other processes, and lose its actors."""
+    (tmp_path / "token").write_text("t" * 40)
+    monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
+    monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(tmp_path / "token"))
+    monkeypatch.setattr(joining, "_lets_in", lambda _: True)
+
+    def init(**_: object) -> None:
+        assert "RAY_AUTH_MODE" not in os.environ
+        raise ConnectionError("far enough")
+
+    monkeypatch.setattr("ray.init", init)
+    with (
+        listening(bytes([0, 0, 6, 4, 0, 0, 0, 0, 0])) as address,
+        pytest.raises(ClusterNotFoundError, match="far enough"),
+    ):
+        rayqueue.connect(address, create=False)
