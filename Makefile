@@ -18,7 +18,7 @@ help:
 	@echo "make sim SCHEDULES=n SEED=s    n seeded fault schedules of the simulator; WORLD=cluster: of the coordinator"
 	@echo "make fuzz INPUTS=n SEED=s      n wrong inputs for every decoder of others' bytes, then for a live replica"
 	@echo "make chaos                     nodes, coordinators, leaders, drivers and queries killed on real clusters; some minutes"
-	@echo "make e2e                       what a person does at a terminal: commands, pipes, signals"
+	@echo "make e2e                       what a person does at a terminal: commands, pipes, signals; and long tests"
 	@echo "make bench [QUICK=1]           every published figure, measured again"
 	@echo "make docs                      the documentation as a site, in site/; fails on a dead link"
 	@echo "make format                    let ruff rewrite what it can"
@@ -49,12 +49,13 @@ unit: setup
 # Two files at a time: starting a Ray is mostly waiting. The deadlines in them leave room for that, but for the tests
 # that promise how soon something happens: those have the machine to themselves.
 integration: setup
-	$(PYTHON) -m pytest tests/integration -m "not alone" -n 2 --dist loadfile --max-worker-restart 0 --durations 10
+	$(PYTHON) -m pytest tests/integration -m "not alone and not long" -n 2 --dist loadfile --max-worker-restart 0 --durations 10
 	$(PYTHON) -m pytest tests/integration -m alone
 
-# What a person does at a terminal, each step a process. CI runs them after `make test`.
+# What a person does at a terminal, each step a process; and what takes long of the rest. CI runs them after `make test`.
 e2e: setup
 	$(PYTHON) -m pytest tests/e2e --durations 0
+	$(PYTHON) -m pytest tests/integration -m long --durations 0
 
 # Whole nodes and drivers die in these, and are waited for. CI runs them after `make test`.
 chaos: setup

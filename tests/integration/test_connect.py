@@ -173,6 +173,7 @@ def test_a_second_program_finds_it_by_address(one_node: RayCluster, rq: rayqueue
     assert run_driver(_LISTS, one_node.address, "rayqueue") == "['orders']"
 
 
+@pytest.mark.long
 def test_a_ray_that_does_not_let_us_in_says_so_at_once() -> None:
     assert run_driver(_WITH_TOKEN, _STRANGER) == "True True"
 
@@ -239,11 +240,13 @@ def test_a_data_directory_of_another_namespaces_cluster_is_locked(rq: rayqueue.R
         rq.create_topic("orders")
 
 
+@pytest.mark.long
 def test_a_first_connect_on_ones_own_ray_reports_no_dead_worker(one_node: RayCluster, tmp_path: Path) -> None:
     told = run_program(_CALM, one_node.address, tmp_path)
     assert "died" not in told.stdout + told.stderr
 
 
+@pytest.mark.long
 def test_data_of_a_newer_release_is_refused_at_once(
     one_node: RayCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -263,6 +266,7 @@ def test_data_of_a_newer_release_is_refused_at_once(
     wait_for(lambda: not found_actors("newer"), "nothing to be left of it", 20.0)
 
 
+@pytest.mark.long
 def test_embedded_ray_ends_with_its_process_and_data_does_not(tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))  # whoever else runs a Ray here is not found

@@ -316,6 +316,7 @@ def test_a_stream_that_is_started_again_goes_on_where_it_ended(
         assert (position.offsets[0], position.pinned) == (ask(rq, "in", number, GetBounds()).end, True)
 
 
+@pytest.mark.long
 def test_a_wiped_checkpoint_is_another_writer(rq: RayQueue, spark: SparkSession, tmp_path: Path) -> None:
     """Same path, same batch ids: Spark reads all again, and the sink must not take it for what it has."""
     for name in ("wiped-in", "wiped-out"):
@@ -352,6 +353,7 @@ def test_what_retention_took_is_an_error_unless_it_is_allowed(
 # -- kills ------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_leaders_that_are_killed_in_the_middle(rq: RayQueue, spark: SparkSession, tmp_path: Path) -> None:
     """kill -9 of the leaders of source and sink while a stream runs: each record once."""
     for name in ("hard-in", "hard-out"):
