@@ -17,6 +17,11 @@ import pytest
 pytestmark = pytest.mark.timeout(300)
 
 
+def _hear_interrupts() -> None:
+    """As at a terminal. What a shell starts in the background, a whole test run for example, ignores them."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 class Shell:
     """Runs the command on one data directory."""
 
@@ -32,6 +37,7 @@ class Shell:
             cwd=self.home.parent,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
+            preexec_fn=_hear_interrupts,
             **pipes,
         )
 
