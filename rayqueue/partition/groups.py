@@ -119,7 +119,8 @@ class Groups:
                 generation=command.generation,
                 current=group.generation,
             )
-        if known is None and 0 < command.generation <= self.floor:
+        # Also if it is known by commits without a generation only: they tell nothing of who its members are.
+        if group.generation == 0 and 0 < command.generation <= self.floor:
             return StaleGenerationError(
                 f"group {command.group!r} was deleted; generation {command.generation} is of its earlier life",
                 generation=command.generation,

@@ -230,11 +230,11 @@ class _Replay:
             del self.groups[forget.group]
 
     def _committed(self, commit: CommitOffsets, answer: Any) -> None:
-        if commit.group not in self.groups and 0 < commit.generation <= self.floor:
+        group = self.groups.get(commit.group, _Group())
+        if group.generation == 0 and 0 < commit.generation <= self.floor:
             if not isinstance(answer, StaleGenerationError):
                 raise BrokenError(Invariant.NEW_LIFE, f"{commit} was let in, {self.floor} is over")
             return
-        group = self.groups.get(commit.group, _Group())
         if commit.generation < group.generation:
             if not isinstance(answer, StaleGenerationError):
                 raise BrokenError(

@@ -379,6 +379,8 @@ def test_members_of_a_deleted_group_stay_out() -> None:
         elif again == 1:
             log = log.twin_from_checkpoint(log.checkpoint())
     assert log.apply(commit_command("g", 0, {0: 1})) == committed(0, {0: 1}), "nobody gives a generation to these"
+    for generation in (1, 5):  # known again, but not by its members
+        assert isinstance(log.apply(commit_command("g", generation, {0: 9})), StaleGenerationError)
     assert log.apply(commit_command("h", 6, {})) == committed(6, {})
     log.apply(forget_group_command("h", 3))
     assert log.partition.position("h") is not None, "it is at a later generation"
