@@ -63,6 +63,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 _ANSWERS_S = 5.0
+_IO_END_S = 5.0
 _LOOK_AGAIN_S = 0.1
 _MARGIN_S = 90.0
 
@@ -347,7 +348,14 @@ def _after_fork() -> None:
 
 
 os.register_at_fork(after_in_child=_after_fork)
-atexit.register(_Shared.end_all)  # before Ray's own, which was registered when it was imported
+
+
+def _at_exit() -> None:
+    _Shared.end_all()
+    IoThread.end_shared(_IO_END_S)  # a thread in foreign code while the interpreter is taken down may end it by abort()
+
+
+atexit.register(_at_exit)  # the last registered runs first: before Ray ends, whose were registered at its import
 
 
 # -- to RayQueue --------------------------------------------------------------------------------

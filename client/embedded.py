@@ -62,7 +62,20 @@ def start_embedded_ray(
 ) -> None:
     """A new Ray, for as long as this process lives."""
     temporary = _start(cpus or max(2, os.cpu_count() or 1), object_store_bytes, RAY_SYSTEM_SETTINGS, namespace)
-    atexit.register(_stop, temporary, os.getpid())
+    _until_exit.append((temporary, os.getpid()))
+
+
+_until_exit: list[tuple[Path, int]] = []
+
+
+def _at_exit() -> None:
+    for temporary, pid in _until_exit:
+        _stop(temporary, pid)
+
+
+# When this module is imported, not when a Ray is started: the last registered runs first, and whoever asks Ray imports
+# this one before it registers how it ends.
+atexit.register(_at_exit)
 
 
 def _start(

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextlib
 import os
 import threading
 from collections.abc import Coroutine
@@ -19,7 +20,7 @@ from typing import Any, NoReturn, TypeVar
 from weakref import WeakSet
 
 from rayqueue.client.forks import forked
-from rayqueue.errors import InvalidInputError
+from rayqueue.errors import ClosedError, InvalidInputError
 
 _T = TypeVar("_T")
 
@@ -67,11 +68,17 @@ class IoThread:
         return threading.current_thread() is self._thread
 
     def run(self, coroutine: Coroutine[Any, Any, _T]) -> concurrent.futures.Future[_T]:
-        """Start it in the loop, from any thread. ``ForkedError`` in a forked child, where nobody would run it."""
+        """Start it in the loop, from any thread. ``ForkedError`` in a forked child, where nobody would run it;
+        ``ClosedError`` when the process has ended the thread.
+        """
         if self.forked:
             coroutine.close()
             raise forked("this connection")
-        return asyncio.run_coroutine_threadsafe(coroutine, self.loop)
+        try:
+            return asyncio.run_coroutine_threadsafe(coroutine, self.loop)
+        except RuntimeError:  # the loop is closed
+            coroutine.close()
+            raise ClosedError("this process has ended its connections, because it exits") from None
 
     def call(self, coroutine: Coroutine[Any, Any, _T], timeout_s: float | None = None) -> _T:
         """Start it and wait for what it returns or raises. ``TimeoutError``: it was cancelled."""
@@ -94,6 +101,15 @@ class IoThread:
         self.loop.call_soon_threadsafe(self.loop.stop)
         if not self.is_current:
             self._thread.join()
+
+    @classmethod
+    def end_shared(cls, timeout_s: float) -> None:
+        """At the end of the process: end the thread, and wait for it that long. What still asks it gets an error."""
+        shared = cls._shared
+        if shared is not None and shared.usable and not shared.is_current:
+            with contextlib.suppress(RuntimeError):  # it has ended by itself meanwhile
+                shared.loop.call_soon_threadsafe(shared.loop.stop)
+            shared._thread.join(timeout_s)
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a thread stays in its process")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -78,3 +80,39 @@ def test_after_close_it_is_of_no_use() -> None:
     assert io.call(thread_name()) == "another"
     io.close()
     assert not io.usable
+
+
+_EXIT = """
+import atexit, threading
+def last():
+    print([thread.name for thread in threading.enumerate() if thread.name == "rayqueue io"])
+    coroutine = asyncio.sleep(0)
+    try:
+        io.run(coroutine)
+    except ClosedError as error:
+        print(error.code)
+    print(ray_ended)
+atexit.register(last)
+ray_ended = False
+import ray
+def ended():
+    global ray_ended
+    ray_ended = not any(thread.name == "rayqueue io" for thread in threading.enumerate())
+ray.shutdown = ended
+import asyncio
+import rayqueue.client.connection
+from rayqueue.client import embedded
+from rayqueue.client.io import IoThread
+from rayqueue.errors import ClosedError
+from pathlib import Path
+import os, tempfile
+embedded._start = lambda *_: Path(tempfile.mkdtemp())
+io = IoThread.shared()
+embedded.start_embedded_ray()
+"""
+
+
+def test_an_exiting_process_ends_its_thread_before_its_ray_and_both_before_the_interpreter() -> None:
+    done = subprocess.run([sys.executable, "-c", _EXIT], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.split("\n")[:3] == ["[]", "closed", "True"], done.stdout + done.stderr
+    assert not done.stderr
