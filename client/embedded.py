@@ -120,10 +120,11 @@ def forget_token_mode() -> None:
     Ray keeps the mode for as long as the process lives. In token mode a process also refuses calls without a token: on
     a Ray that has none it would lose its actors and objects. Only while this process is connected with no Ray.
     """
-    from ray._raylet import Config  # type: ignore[attr-defined]
+    from ray._raylet import AuthenticationTokenLoader, Config  # type: ignore[attr-defined]
 
     if not ray.is_initialized():
         Config.initialize("")
+        AuthenticationTokenLoader.instance().reset_cache()  # a token that it remembers is asked for, whatever the mode
 
 
 @contextlib.contextmanager

@@ -103,6 +103,22 @@ print(subprocess.run([sys.executable, "-c", sys.argv[1]], env=stranger, capture_
 """
 
 
+_HAD_A_TOKEN = """
+import os, sys
+import ray
+import rayqueue
+from rayqueue.client.embedded import embedded_ray
+with embedded_ray(cpus=1):  # asks for a token
+    pass
+rayqueue.connect(sys.argv[1], create=False)  # does not
+@ray.remote(num_cpus=0)
+def numbers():
+    for number in range(3):
+        yield number
+print([ray.get(each, timeout=30) for each in numbers.options(num_returns="streaming").remote()])
+"""
+
+
 @pytest.fixture(scope="module")
 def one_node() -> Iterator[RayCluster]:
     with ray_cluster("b1") as cluster:
@@ -176,6 +192,10 @@ def test_a_second_program_finds_it_by_address(one_node: RayCluster, rq: rayqueue
 @pytest.mark.long
 def test_a_ray_that_does_not_let_us_in_says_so_at_once() -> None:
     assert run_driver(_WITH_TOKEN, _STRANGER) == "True True"
+
+
+def test_the_token_of_one_ray_is_not_asked_of_the_next(one_node: RayCluster, rq: rayqueue.RayQueue) -> None:
+    assert run_driver(_HAD_A_TOKEN, one_node.address) == "[0, 1, 2]"
 
 
 def test_handles_share_connections_and_say_what_they_are(rq: rayqueue.RayQueue, one_node: RayCluster) -> None:
