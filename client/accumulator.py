@@ -42,6 +42,9 @@ BATCH_BYTES = 1024
 
 STRIPE = 32
 """Records without a partition of their own that follow each other into one, before another is looked for."""
+BURST = 1024
+"""With so many on their way to a partition there is enough for everybody: the rest of its batch follows them, because
+large batches cost less."""
 _LOOK_AT = 8
 """Partitions among which the one with the least on its way is found. The next time others are looked at."""
 
@@ -163,7 +166,8 @@ class TopicBuffer:
 
 
 ANY = -1
-"""As a partition's number: the one with the least on its way, for a ``STRIPE``, or until its batch is full or gone."""
+"""As a partition's number: the one with the least on its way, until its batch is full or gone; of a ``BURST`` each gets a
+``STRIPE`` at a time."""
 
 
 class Lack(NamedTuple):
@@ -248,7 +252,7 @@ class Accumulator:
             if number < 0 and (
                 batch is None
                 or batch.size_bytes + size_bytes > self._batch_bytes
-                or not len(batch.values) % STRIPE
+                or (not len(batch.values) % STRIPE and partition.records < BURST)
                 or topic.bounded
             ):
                 partition = self._next_partition(topic)

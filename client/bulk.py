@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from rayqueue.client.accumulator import ANY, STRIPE, Accumulator, Lack
+from rayqueue.client.accumulator import ANY, BURST, STRIPE, Accumulator, Lack
 from rayqueue.client.columns import ArrowColumns, Columns, check_arrow, check_columns, cuts, ends_of, is_arrow
 from rayqueue.client.delivery import Part
 from rayqueue.client.targets import Target
@@ -120,8 +120,8 @@ class Bulk:
 
 
 def _most_records(target: Target, number: int, count: int) -> int:
-    """Of one piece: no more than a bounded partition takes; and if it may be any, its share."""
-    partitions = len(target.buffer.partitions)
-    most = count if number != ANY else max(STRIPE, -(-count // partitions))
+    """Of one piece: no more than a bounded partition takes; and if it may be any, its share of a burst."""
+    share = -(-count // len(target.buffer.partitions))
+    most = count if number != ANY or share > BURST else max(STRIPE, share)
     bound = target.buffer.most_records
     return max(1, most if bound is None else min(most, bound))

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rayqueue.client.accumulator import ANY, STRIPE, Accumulator, Lack, TopicBuffer
+from rayqueue.client.accumulator import ANY, BURST, STRIPE, Accumulator, Lack, TopicBuffer
 from rayqueue.client.columns import check_columns, check_headers, cuts, ends_of
 from rayqueue.client.outgoing import Batch
 from rayqueue.errors import ClosedError, InvalidInputError
@@ -128,6 +128,15 @@ def test_a_burst_without_keys_is_shared_by_partitions_that_have_nothing_to_do() 
     assert sum(counts) == 300
     assert max(counts) - min(counts) <= STRIPE
     assert [len(bench.values(number)) for number in range(3)] == [1, 1, 1]  # in one batch each
+
+
+def test_more_than_a_burst_goes_by_whole_batches() -> None:
+    bench = Bench(partitions=2, batch_bytes=10**7, buffer_bytes=10**7)
+    for _ in range(10 * BURST):
+        bench.send(b"x", number=ANY)
+    least, most = sorted(partition.records for partition in bench.topic.partitions)
+    assert BURST - STRIPE <= least <= BURST
+    assert most == 10 * BURST - least
 
 
 def test_a_busy_partition_gets_less_of_a_burst_and_an_idle_one_its_share() -> None:
