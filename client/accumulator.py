@@ -166,8 +166,8 @@ class TopicBuffer:
 
 
 ANY = -1
-"""As a partition's number: the one with the least on its way, until its batch is full or gone; of a ``BURST`` each gets a
-``STRIPE`` at a time."""
+"""As a partition's number: the one with the least on its way, until its batch is full or gone; of a ``BURST`` each one
+gets a ``STRIPE`` at a time."""
 
 
 class Lack(NamedTuple):

@@ -19,6 +19,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
+from functools import partial
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -130,10 +131,9 @@ class Producer:
             self._look_again(topic)
             delivery = self._try_send(topic, value, key, headers, priority, partition, timestamp_ms, on_delivery)
         if delivery.__class__ is Lack:
-            delivery = self._when_space(
-                delivery,
-                lambda: self._try_send(topic, value, key, headers, priority, partition, timestamp_ms, on_delivery),
-            )
+            # Not a lambda, for which every call would make cells of its arguments.
+            again = partial(self._try_send, topic, value, key, headers, priority, partition, timestamp_ms, on_delivery)
+            delivery = self._when_space(delivery, again)
         return delivery  # type: ignore[return-value]
 
     @hinted
