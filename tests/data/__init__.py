@@ -1,0 +1,1 @@
+"""Data directories that released formats have written, and what is in them."""
