@@ -14,6 +14,7 @@ import ray
 from rayqueue.actors.home import ClusterManifest, load_cluster
 from rayqueue.actors.member import MemberActor, MemberSpec, die
 from rayqueue.actors.replies import deliver
+from rayqueue.cluster.tables import COORDINATOR
 from rayqueue.errors import RayQueueError
 from rayqueue.replica.coordinator import CoordinatorReplica
 from rayqueue.replica.start import open_replica
@@ -47,7 +48,8 @@ class CoordinatorActor(MemberActor[CoordinatorReplica]):
 
     def _start(self) -> CoordinatorReplica:
         spec = self._spec
-        store, transport = open_replica(spec.path, spec.group_id, spec.node_id, spec.settings, host=spec.host)
+        where = spec.path, spec.group_id, spec.node_id
+        store, transport = open_replica(*where, spec.settings, COORDINATOR, host=spec.host)
         return CoordinatorReplica(
             store,
             transport,

@@ -13,7 +13,8 @@ from pathlib import Path
 
 from rayqueue.ids import GroupId, Index, NodeId, Term
 from rayqueue.log.lmdb_store import LmdbStore
-from rayqueue.log.store import Entry, Table
+from rayqueue.log.store import Entry
+from rayqueue.partition.tables import OFFSETS, PARTITION, PRODUCERS
 from rayqueue.records.checksum import entry_crc
 
 _OFFSET_ROW, _PRODUCER_ROW = bytes(45), bytes(400)
@@ -27,7 +28,7 @@ class WriteCost:
 
 def small_writes(folder: Path, batch: bytes, seconds: float, harden: Callable[[LmdbStore], None]) -> WriteCost:
     """``harden`` is ``LmdbStore.sync`` or ``LmdbStore.persist``."""
-    store = LmdbStore.create(folder, GroupId("bench-0"), NodeId("a"))
+    store = LmdbStore.create(folder, GroupId("bench-0"), NodeId("a"), schema=PARTITION)
     clock = time.perf_counter
     times_ms: list[float] = []
     try:
@@ -36,8 +37,8 @@ def small_writes(folder: Path, batch: bytes, seconds: float, harden: Callable[[L
             before = clock()
             index = store.last_index + 1
             store.append([Entry(Index(index), Term(1), batch, entry_crc(index, 1, batch))])
-            store.put(Table.OFFSETS, index.to_bytes(8, "big"), _OFFSET_ROW)
-            store.put(Table.PRODUCERS, b"producer", _PRODUCER_ROW)
+            store.put(OFFSETS, index.to_bytes(8, "big"), _OFFSET_ROW)
+            store.put(PRODUCERS, b"producer", _PRODUCER_ROW)
             store.set_applied(Index(index))
             harden(store)
             times_ms.append((clock() - before) * 1000)

@@ -43,6 +43,7 @@ from rayqueue.protocol.data import (
 )
 from rayqueue.protocol.failures import decode_failure
 from rayqueue.protocol.frames import HEAD, MAX_REQUEST, Frame, FrameReader, Kind
+from rayqueue.protocol.versions import agree
 from rayqueue.raft.stream import tls_contexts, tune
 
 _AFTER_LENGTH = HEAD.size - 4
@@ -80,7 +81,9 @@ class Channel(asyncio.BufferedProtocol):
         # The handshake: what of the other side's message has come, and what to do when all of it is here.
         self._nonce = secrets.token_bytes(hello.NONCE_BYTES)
         self._key = b""
-        self._their_nonce = b""
+        self._their_hello = b""
+        self.version = 0
+        """Of the protocol, once it is greeted."""
         self._greeting: memoryview | None = memoryview(bytearray(hello.HELLO_BYTES))
         self._greeting_bytes = 0
         self._greeted: asyncio.Future[None] = loop.create_future()
@@ -308,14 +311,16 @@ class Channel(asyncio.BufferedProtocol):
             self._end()
 
     def _greet(self, message: bytes) -> None:
-        if not self._their_nonce:
-            self._their_nonce = hello.nonce_of(message)
-            if self._their_nonce == self._nonce:
+        if not self._their_hello:
+            theirs, nonce = hello.read_hello(message)
+            if nonce == self._nonce:
                 raise TransportError("the replica returned our own nonce")
-            self._send(hello.proof(self._key, b"client", self._nonce, self._their_nonce))
+            self.version = agree(hello.SPEAKS, theirs, us="this client", them=f"the replica {self.endpoint.node}")
+            self._their_hello = message
+            self._send(hello.proof(self._key, b"client", hello.hello(self._nonce), message))
             self._greeting, self._greeting_bytes = memoryview(bytearray(hello.MAC_BYTES)), 0
         else:
-            hello.check_proof(message, self._key, b"replica", self._nonce, self._their_nonce)
+            hello.check_proof(message, self._key, b"replica", hello.hello(self._nonce), self._their_hello)
             self._greeting = None
             if not self._greeted.done():
                 self._greeted.set_result(None)

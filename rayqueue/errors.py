@@ -49,9 +49,11 @@
     │   ├── DiskFullError            no records are taken until there is space again
     │   ├── DamagedLogError          stored bytes are not what was written
     │   ├── StoreMissingError        there should be data here and there is none
+    │   ├── StoreFormatError         the data was written by a release that this one is too old, or too new, for
     │   └── StoreIdentityError       the data belongs to another replica
     ├── TransportError
     │   └── HandshakeError
+    │       └── IncompatibleVersionError  the other side's release is too old, or too new, for this one
     ├── BridgeError                  to Spark or Ray Data
     │   ├── DataLossError            retention has deleted what was still to be read
     │   ├── StaleWriterError         another run of this query has gone on; this one must stop
@@ -407,6 +409,13 @@ class StoreMissingError(StorageError):
     code = "store_missing"
 
 
+class StoreFormatError(StorageError):
+    """The store was written by a release that knows more than this one, or is older than what this one reads. Nothing
+    was changed. The text names both versions and which release to run."""
+
+    code = "store_format"
+
+
 class StoreIdentityError(StorageError):
     """The data at this path belongs to another replica or group."""
 
@@ -424,6 +433,13 @@ class HandshakeError(TransportError):
     """The other side does not hold this cluster's secret, or speaks another version."""
 
     code = "handshake"
+    retriable = False
+
+
+class IncompatibleVersionError(HandshakeError):
+    """The two sides speak no version of the protocol in common. The text says which of them is to be upgraded."""
+
+    code = "incompatible_version"
     retriable = False
 
 

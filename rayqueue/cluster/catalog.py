@@ -20,8 +20,9 @@ import msgspec
 
 from rayqueue.cluster.commands import AlterTopic, CreateTopic, PlaceCoordinator, PutBroker
 from rayqueue.cluster.placement import Placement, partition_group_id, replica_id
+from rayqueue.cluster.tables import META
 from rayqueue.errors import InvalidInputError, RayQueueError, TopicExistsError, TopicRecreatedError, UnknownTopicError
-from rayqueue.log.store import LogStore, Table
+from rayqueue.log.store import LogStore
 from rayqueue.protocol.topics import PartitionInfo, ReplicaInfo, TopicInfo
 
 _COUNTERS = b"c"
@@ -126,7 +127,7 @@ class Catalog:
         row = BrokerRow(command.broker, command.host, command.ray_node, command.memory_bytes)
         if self.brokers.get(row.broker) != row:
             self.brokers[row.broker] = row
-            self._store.put(Table.META, _BROKER + row.broker.encode(), _encode(row))
+            self._store.put(META, _BROKER + row.broker.encode(), _encode(row))
         return row
 
     def take_producer_ids(self, count: int) -> int:
@@ -160,13 +161,13 @@ class Catalog:
 
     def note_expired(self, group: str) -> None:
         self.expired[group] = self._counters.generation
-        self._store.put(Table.META, _EXPIRED + group.encode(), _encode((group, self._counters.generation)))
+        self._store.put(META, _EXPIRED + group.encode(), _encode((group, self._counters.generation)))
 
     def groups_forgotten(self, groups: Iterable[str], generation: int) -> None:
         for group in groups:
             if self.expired.get(group, generation + 1) <= generation:
                 del self.expired[group]
-                self._store.delete(Table.META, _EXPIRED + group.encode())
+                self._store.delete(META, _EXPIRED + group.encode())
 
     def create_topic(self, command: CreateTopic) -> TopicInfo | RayQueueError:
         existing = self.topics.get(command.name)
@@ -211,13 +212,13 @@ class Catalog:
         if info is None or topic_id not in (0, info.topic_id):
             return False
         del self.topics[name], self._attempts[name]
-        self._store.delete(Table.META, _TOPIC + name.encode())
+        self._store.delete(META, _TOPIC + name.encode())
         for replica in _replicas(info, info.partitions):
             self._unplace(replica)
             self.doomed[replica.key] = replica
-            self._store.put(Table.META, replica.key.row_key(_DOOMED), _encode(replica))
+            self._store.put(META, replica.key.row_key(_DOOMED), _encode(replica))
             if self.unmade.pop(replica.key, None) is not None:
-                self._store.delete(Table.META, replica.key.row_key(_UNMADE))
+                self._store.delete(META, replica.key.row_key(_UNMADE))
         self._bump_version()
         return True
 
@@ -226,9 +227,9 @@ class Catalog:
             return
         replica = PlacedReplica(command.group_id, command.node, command.broker, "", 0)
         self.coordinators[replica.node] = replica.broker
-        self._store.put(Table.META, _COORDINATOR + replica.node.encode(), _encode(replica))
+        self._store.put(META, _COORDINATOR + replica.node.encode(), _encode(replica))
         self.unmade[replica.key] = replica
-        self._store.put(Table.META, replica.key.row_key(_UNMADE), _encode(replica))
+        self._store.put(META, replica.key.row_key(_UNMADE), _encode(replica))
 
     def replicas_made(self, replicas: Iterable[tuple[str, str]]) -> None:
         self._strike(self.unmade, _UNMADE, replicas)
@@ -240,14 +241,14 @@ class Catalog:
         for group_id, node in replicas:
             key = ReplicaKey(group_id, node)
             if table.pop(key, None) is not None:
-                self._store.delete(Table.META, key.row_key(kind))
+                self._store.delete(META, key.row_key(kind))
 
     # -- rows and indexes ---------------------------------------------------------------------
 
     def _put_topic(self, info: TopicInfo, attempt: str) -> None:
         self.topics[info.name] = info
         self._attempts[info.name] = attempt
-        self._store.put(Table.META, _TOPIC + info.name.encode(), _encode(_TopicRow(info, attempt)))
+        self._store.put(META, _TOPIC + info.name.encode(), _encode(_TopicRow(info, attempt)))
         self._bump_version()
 
     def _bump_version(self) -> None:
@@ -255,12 +256,12 @@ class Catalog:
         self._write_counters()
 
     def _write_counters(self) -> None:
-        self._store.put(Table.META, _COUNTERS, _encode(self._counters))
+        self._store.put(META, _COUNTERS, _encode(self._counters))
 
     def _place(self, info: TopicInfo, partitions: Iterable[PartitionInfo]) -> None:
         for replica in self._index(info, partitions):
             self.unmade[replica.key] = replica
-            self._store.put(Table.META, replica.key.row_key(_UNMADE), _encode(replica))
+            self._store.put(META, replica.key.row_key(_UNMADE), _encode(replica))
 
     def _index(self, info: TopicInfo, partitions: Iterable[PartitionInfo]) -> list[PlacedReplica]:
         placed = _replicas(info, partitions)
@@ -288,7 +289,7 @@ class Catalog:
         self._attempts: dict[str, str] = {}
         self._placed: dict[str, dict[ReplicaKey, PlacedReplica]] = {}
         self._leaders: dict[str, int] = {}
-        counters = self._store.get(Table.META, _COUNTERS)
+        counters = self._store.get(META, _COUNTERS)
         self._counters = _Counters() if counters is None else msgspec.msgpack.decode(counters, type=_Counters)
         for row in self._rows(_BROKER):
             broker = msgspec.msgpack.decode(row, type=BrokerRow)
@@ -310,7 +311,7 @@ class Catalog:
                 table[replica.key] = replica
 
     def _rows(self, kind: bytes) -> Iterable[bytes]:
-        return (row for _, row in self._store.scan(Table.META, kind, bytes([kind[0] + 1])))
+        return (row for _, row in self._store.scan(META, kind, bytes([kind[0] + 1])))
 
 
 def unknown_topic(name: str) -> UnknownTopicError:

@@ -3,6 +3,10 @@
 An entry is one tag byte and the command as msgpack. ``encode_command`` is for
 whoever proposes, ``decode_command`` for the machine. Each class says what
 applying it answers; a refusal is an error that is answered, not raised.
+
+Fields are only added at the end, with a default that means what commands
+without it meant. A field or a command that this release does not know is not
+skipped: who applies it and who does not would diverge (docs/upgrades.md).
 """
 
 from __future__ import annotations
@@ -19,7 +23,7 @@ from rayqueue.protocol.unpacking import unpack
 COMMAND = 0x20
 
 
-class Command(msgspec.Struct, frozen=True, array_like=True, tag=True):
+class Command(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_unknown_fields=True):
     pass
 
 
@@ -100,7 +104,7 @@ class TakeProducerIds(Command, frozen=True):
     count: int
 
 
-class Join(msgspec.Struct, frozen=True, array_like=True, tag=True):
+class Join(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_unknown_fields=True):
     """A new member, or other wishes of one."""
 
     member: str
@@ -113,7 +117,7 @@ class Join(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """Only a member may wish for something else: ``UnknownMemberError`` if it is none any more."""
 
 
-class Release(msgspec.Struct, frozen=True, array_like=True, tag=True):
+class Release(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_unknown_fields=True):
     """A member no longer reads these. Void if it was told something else after ``generation``."""
 
     member: str
@@ -121,7 +125,7 @@ class Release(msgspec.Struct, frozen=True, array_like=True, tag=True):
     partitions: tuple[TopicPartition, ...]
 
 
-class Leave(msgspec.Struct, frozen=True, array_like=True, tag=True):
+class Leave(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_unknown_fields=True):
     """A member left, or was silent for too long."""
 
     member: str

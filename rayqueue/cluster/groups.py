@@ -32,8 +32,9 @@ import msgspec
 
 from rayqueue.cluster.assignors import STRATEGIES, assign
 from rayqueue.cluster.commands import GroupChange, Join, Leave, Release
+from rayqueue.cluster.tables import META
 from rayqueue.errors import GroupNotEmptyError, InvalidInputError, RayQueueError, UnknownMemberError
-from rayqueue.log.store import LogStore, Table
+from rayqueue.log.store import LogStore
 from rayqueue.protocol.calls import Assignment, Grant, GroupInfo, MemberInfo
 from rayqueue.protocol.topics import TopicInfo, TopicPartition
 
@@ -395,7 +396,7 @@ class Groups:
 
     def _drop(self, group: Group) -> None:
         del self.known[group.name]
-        self._store.delete(Table.META, _GROUP + group.name.encode())
+        self._store.delete(META, _GROUP + group.name.encode())
 
     # -- rows ------------------------------------------------------------------------------
 
@@ -403,14 +404,14 @@ class Groups:
         if not step.changed:
             return
         row = _GroupRow(group.name, group.generation, group.assignor, group.born, group.empty_ms)
-        self._store.put(Table.META, _GROUP + group.name.encode(), _encode(row))
+        self._store.put(META, _GROUP + group.name.encode(), _encode(row))
         for name in step.gone:
-            self._store.delete(Table.META, _member_key(group.name, name))
+            self._store.delete(META, _member_key(group.name, name))
         for name in sorted(step.touched):
             member = group.members[name]
             owned = tuple(member.owned[each] for each in sorted(member.owned))
             row_of_member = _MemberRow(name, member.wish, member.changed_at, owned, member.target)
-            self._store.put(Table.META, _member_key(group.name, name), _encode(row_of_member))
+            self._store.put(META, _member_key(group.name, name), _encode(row_of_member))
         if step.aim:
             self._note_readers(group)
 
@@ -431,11 +432,11 @@ class Groups:
         self.known: dict[str, Group] = {}
         self._readers: dict[str, set[str]] = {}
         self._topics_of: dict[str, set[str]] = {}
-        for _, row in self._store.scan(Table.META, _GROUP, bytes([_GROUP[0] + 1])):
+        for _, row in self._store.scan(META, _GROUP, bytes([_GROUP[0] + 1])):
             head = msgspec.msgpack.decode(row, type=_GroupRow)
             group = self.known[head.group] = Group(head.group, head.generation, head.assignor, head.born)
             group.empty_ms = head.empty_ms
-        for key, row in self._store.scan(Table.META, _MEMBER, bytes([_MEMBER[0] + 1])):
+        for key, row in self._store.scan(META, _MEMBER, bytes([_MEMBER[0] + 1])):
             group = self.known[key[1:].split(b"\0", 1)[0].decode()]
             self._load_member(group, msgspec.msgpack.decode(row, type=_MemberRow), topics)
         for group in self.known.values():

@@ -3,8 +3,8 @@
 ``ClusterMachine`` implements ``rayqueue.raft.machine.StateMachine``. It owns
 topics, brokers, placement and producer ids (``catalog``) and the consumer
 groups (``groups``). All of it is rows of one table; a checkpoint is these rows,
-so a restart reads them and replays nothing, and the log before a checkpoint
-is needed by nobody.
+with the schema's version, so a restart reads them and replays nothing, and the
+log before a checkpoint is needed by nobody.
 
 It knows nothing of sessions, heartbeats and connections: these are the
 leader's, in memory (``coordinator``).
@@ -37,9 +37,10 @@ from rayqueue.cluster.commands import (
     decode_command,
 )
 from rayqueue.cluster.groups import Group, Groups
-from rayqueue.errors import InvariantBrokenError, RayQueueError
+from rayqueue.cluster.tables import COORDINATOR, META
+from rayqueue.errors import InvariantBrokenError, RayQueueError, UnknownFormatError
 from rayqueue.ids import Index
-from rayqueue.log.store import LogStore, Table
+from rayqueue.log.store import LogStore
 from rayqueue.protocol.calls import DeletedGroup
 from rayqueue.protocol.topics import TopicInfo
 from rayqueue.records.checksum import crc32c
@@ -50,7 +51,6 @@ log, so it is never much longer than this."""
 
 MAX_EXPIRED_AT_ONCE = 200
 
-_CHECKPOINT_VERSION = 1
 _ROWS: msgspec.msgpack.Decoder[list[tuple[bytes, bytes]]] = msgspec.msgpack.Decoder(list[tuple[bytes, bytes]])
 
 
@@ -210,16 +210,20 @@ class ClusterMachine:
         return Index(self._applied + 1)
 
     def checkpoint(self) -> bytes:
-        body = bytes([_CHECKPOINT_VERSION]) + msgspec.msgpack.encode(list(self._store.scan(Table.META)))
+        body = bytes([COORDINATOR.version]) + msgspec.msgpack.encode(list(self._store.scan(META)))
         return crc32c(body).to_bytes(4, "little") + body
 
     def restore(self, state: bytes) -> None:
         if crc32c(state[4:]) != int.from_bytes(state[:4], "little"):
             raise InvariantBrokenError("the checkpoint does not match its checksum")
-        if state[4] != _CHECKPOINT_VERSION:
-            raise InvariantBrokenError(f"checkpoint version {state[4]} is unknown to this release", version=state[4])
+        if state[4] > COORDINATOR.version:
+            raise UnknownFormatError(
+                f"the checkpoint has version {state[4]}, this release reads up to {COORDINATOR.version}",
+                found=state[4],
+                newest=COORDINATOR.version,
+            )
         for key, row in _ROWS.decode(memoryview(state)[5:]):
-            self._store.put(Table.META, key, row)
+            self._store.put(META, key, row)
         self._catalog.load()
         self._groups.load(self._catalog.topics)
         self._applied = self._store.applied

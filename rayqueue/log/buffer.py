@@ -48,7 +48,7 @@ from rayqueue.log.ops import (
     Truncate,
     index_key,
 )
-from rayqueue.log.store import SMALL_BYTES, Checkpoint, Entry, HardState, Table
+from rayqueue.log.store import MEMBERS, SMALL_BYTES, Checkpoint, Entry, HardState, Schema, Table
 from rayqueue.log.wal import Wal, encode_ops
 
 MAX_ENTRIES_PER_READ = 10_000
@@ -62,11 +62,12 @@ class BufferedStore(ABC):
     """A ``LogStore`` without a disk. ``cache_bytes`` bounds the synced payloads that stay in memory."""
 
     def __init__(
-        self, group_id: GroupId, node_id: NodeId, wal: Wal, *, cache_bytes: int, wal_record_bytes: int
+        self, group_id: GroupId, node_id: NodeId, schema: Schema, wal: Wal, *, cache_bytes: int, wal_record_bytes: int
     ) -> None:
         """``wal`` holds what ``persist`` made durable, in records of ``wal_record_bytes`` at most."""
         self._group_id = group_id
         self._node_id = node_id
+        self._schema = schema
         self._wal = wal
         self._wal_record_bytes = wal_record_bytes
         self._cache_bytes = cache_bytes
@@ -91,7 +92,7 @@ class BufferedStore(ABC):
         self._kept_ops = 0  # so many of them are durable already, by ``persist``
         self._kept_last = state.last_index  # entries up to here survive a crash
         self._disk_last = state.last_index  # entries up to here can be read from disk
-        self._overlay: dict[Table, SortedRows[bytes | None]] = {table: SortedRows() for table in Table}
+        self._overlay: dict[Table, SortedRows[bytes | None]] = {table: SortedRows() for table in self._schema.tables}
         self._new_checkpoints: dict[Index, Checkpoint] = {}
         self._recent: dict[int, Entry] = {}  # consecutive, ends with last_index
         self._recent_first = state.last_index + 1
@@ -448,7 +449,7 @@ class BufferedStore(ABC):
         self._must_sync = True
         self._cleared = True
         self._new_checkpoints[checkpoint.index] = checkpoint
-        self._overlay[Table.MEMBERS].put(index_key(checkpoint.index), checkpoint.members)
+        self._overlay[MEMBERS].put(index_key(checkpoint.index), checkpoint.members)
 
     # -- durability -----------------------------------------------------------
 
@@ -472,7 +473,7 @@ class BufferedStore(ABC):
     def _replay(self, txn_id: int) -> None:
         """Take what was persisted after the newest transaction into the buffer, and commit it if there is space."""
         try:
-            for ops in self._wal.replay(txn_id):
+            for ops in self._wal.replay(txn_id, self._schema.by_number):
                 self._redo(ops)
         except InvariantBrokenError as error:
             raise DamagedLogError(f"the write-ahead file does not follow the log: {error}") from error

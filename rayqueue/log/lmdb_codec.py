@@ -21,32 +21,40 @@ written. They know nothing of transactions.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from struct import Struct
+from struct import Struct, error
 
-from rayqueue.errors import DamagedLogError
+import msgspec
+
+from rayqueue.errors import DamagedLogError, StoreFormatError
 from rayqueue.ids import GroupId, Index, NodeId, Term
 from rayqueue.log.ops import LogState
-from rayqueue.log.store import Checkpoint, Entry, HardState, Table
+from rayqueue.log.store import Checkpoint, Entry, HardState, Schema, Table
 from rayqueue.records.checksum import crc32c, entry_crc
 
-FORMAT_VERSION = 2
-"""2: a write-ahead file beside the data. A store without one has lost what was in it."""
+FORMAT_VERSION = 3
+"""Of the store's own bytes; the tables' rows have the schema's version.
+
+2: a write-ahead file beside the data. Every store had the six tables of that time.
+3: the identity names the schema and the tables, the state names the tables that it sums."""
+
+OLDEST_FORMAT = 2
+"""The oldest that is read. Opening a store brings it to ``FORMAT_VERSION``."""
 
 ENTRY_HEADER = Struct("<QIII")  # term, entry crc, payload length, header crc
 _ENTRY_POSITION = Struct("<QQII")  # index, term, entry crc, payload length: what the header crc covers
 
 ROW_HEADER = Struct("<II")  # crc, length
-_STATE = Struct("<Q8QB")
-_SUM = Struct("<QQ")
+_STATE = Struct("<Q8QBB")  # transaction, the single values, whether there is a vote, how many sums follow
+_SUM = Struct("<BQQ")  # table number, rows, total
+_STATE_2 = Struct("<Q8QB")
+_SUM_2 = Struct("<QQ")
+_SUMMED_2 = (2, 3, 4, 5)
+_TABLES_2 = ((0, "offsets"), (1, "lanes"), (2, "producers"), (3, "groups"), (4, "members"), (5, "meta"))
 _CHECKPOINT = Struct("<QQI")
-_IDENTITY = Struct("<HHH")
+_IDENTITY = Struct("<HHH")  # format, bytes of group and node. The format stays where it is in all formats
 _WAL_BYTES = Struct("<Q")
-
-SUMMED_TABLES = (Table.PRODUCERS, Table.GROUPS, Table.MEMBERS, Table.META)
-"""Tables whose rows are counted and summed, so that a missing or an outdated row is noticed when the store is
-opened. OFFSETS and LANES are long and have dense keys instead: whoever reads them can see a gap."""
 
 HARD = b"hard"
 CHECKPOINTS = b"checkpoints"
@@ -119,17 +127,17 @@ class TableSum:
 
 @dataclass(frozen=True, slots=True)
 class StoredState:
-    """What every transaction writes."""
+    """What every transaction writes. ``sums``: of the summed tables, by their numbers."""
 
     txn_id: int
     state: LogState
-    sums: dict[Table, TableSum]
+    sums: dict[int, TableSum]
 
 
-def encode_state(stored: StoredState) -> bytes:
-    state, vote = stored.state, stored.state.hard.voted_for
+def encode_state(txn_id: int, state: LogState, sums: Mapping[Table, TableSum]) -> bytes:
+    vote = state.hard.voted_for
     head = _STATE.pack(
-        stored.txn_id,
+        txn_id,
         state.hard.term,
         state.hard.commit,
         state.applied,
@@ -139,21 +147,36 @@ def encode_state(stored: StoredState) -> bytes:
         state.last_term,
         state.freed,
         vote is not None,
+        len(sums),
     )
-    sums = b"".join(_SUM.pack(stored.sums[table].rows, stored.sums[table].total) for table in SUMMED_TABLES)
-    return head + sums + (vote or "").encode()
+    summed = b"".join([_SUM.pack(table.number, each.rows, each.total) for table, each in sums.items()])
+    return head + summed + (vote or "").encode()
 
 
-def decode_state(value: bytes) -> StoredState:
-    txn_id, term, commit, applied, base, base_term, last, last_term, freed, voted = _STATE.unpack_from(value)
-    position = _STATE.size
-    sums = {}
-    for table in SUMMED_TABLES:
-        sums[table] = TableSum(*_SUM.unpack_from(value, position))
-        position += _SUM.size
-    vote = NodeId(value[position:].decode()) if voted else None
+def decode_state(value: bytes, version: int = FORMAT_VERSION) -> StoredState:
+    try:
+        return _decode_state(value, version)
+    except (error, UnicodeDecodeError) as failure:
+        raise DamagedLogError(f"the store's state cannot be read: {failure}") from failure
+
+
+def _decode_state(value: bytes, version: int) -> StoredState:
+    if version == 2:
+        *numbers, voted = _STATE_2.unpack_from(value)
+        at = _STATE_2.size
+        sums = {
+            number: TableSum(*_SUM_2.unpack_from(value, at + place * _SUM_2.size))
+            for place, number in enumerate(_SUMMED_2)
+        }
+        at += len(_SUMMED_2) * _SUM_2.size
+    else:
+        *numbers, voted, count = _STATE.unpack_from(value)
+        end = _STATE.size + count * _SUM.size
+        sums = {number: TableSum(rows, total) for number, rows, total in _SUM.iter_unpack(value[_STATE.size : end])}
+        at = end
+    txn_id, term, commit, applied, base, base_term, last, last_term, freed = numbers
     state = LogState(
-        hard=HardState(Term(term), vote, Index(commit)),
+        hard=HardState(Term(term), NodeId(value[at:].decode()) if voted else None, Index(commit)),
         applied=Index(applied),
         base_index=Index(base),
         base_term=Term(base_term),
@@ -175,26 +198,71 @@ def decode_checkpoint(value: bytes) -> Checkpoint:
     return Checkpoint(Index(index), Term(term), value[_CHECKPOINT.size : split], value[split:])
 
 
-def encode_identity(group_id: GroupId, node_id: NodeId, wal_bytes: int) -> bytes:
-    group, node = group_id.encode(), node_id.encode()
-    return _IDENTITY.pack(FORMAT_VERSION, len(group), len(node)) + group + node + _WAL_BYTES.pack(wal_bytes)
+class _Declared(msgspec.Struct, array_like=True, frozen=True):
+    """The schema as it is stored. Fields are added at its end, with defaults, and a higher ``FORMAT_VERSION``."""
+
+    schema: str
+    version: int
+    tables: tuple[tuple[int, str], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Whose store it is. ``wal_bytes``: the size of the write-ahead file, so that one that was cut off is noticed."""
+    """Whose store it is, and what is in it.
 
-    version: int
+    ``wal_bytes``: the size of the write-ahead file, so that one that was cut off is noticed. ``tables``: number and
+    name of each table that was made, so that one that is missing is noticed, and told from one that is new."""
+
+    format: int
     group_id: GroupId
     node_id: NodeId
     wal_bytes: int
+    schema: str
+    version: int
+    tables: tuple[tuple[int, str], ...]
+
+    @classmethod
+    def of(cls, group_id: GroupId, node_id: NodeId, wal_bytes: int, schema: Schema) -> Identity:
+        tables = tuple(sorted((table.number, table.name) for table in schema.tables))
+        return cls(FORMAT_VERSION, group_id, node_id, wal_bytes, schema.name, schema.version, tables)
+
+    def encode(self) -> bytes:
+        group, node = self.group_id.encode(), self.node_id.encode()
+        head = _IDENTITY.pack(self.format, len(group), len(node)) + group + node + _WAL_BYTES.pack(self.wal_bytes)
+        return head + msgspec.msgpack.encode(_Declared(self.schema, self.version, self.tables))
+
+    @classmethod
+    def decode(cls, value: bytes) -> Identity:
+        """``StoreFormatError``, with the number of the format that it has and of those that are known, unless it is
+        known. Nothing else is read then: it may mean something else."""
+        try:
+            found, group_size, node_size = _IDENTITY.unpack_from(value)
+            if not OLDEST_FORMAT <= found <= FORMAT_VERSION:
+                raise _unknown_format(found)
+            at = _IDENTITY.size
+            group, node = (
+                value[at : at + group_size].decode(),
+                value[at + group_size : at + group_size + node_size].decode(),
+            )
+            at += group_size + node_size
+            (wal_bytes,) = _WAL_BYTES.unpack_from(value, at)
+            declared = _Declared("", 0, _TABLES_2)
+            if found > 2:
+                declared = msgspec.msgpack.decode(value[at + _WAL_BYTES.size :], type=_Declared)
+        except (error, UnicodeDecodeError, msgspec.MsgspecError) as failure:
+            raise DamagedLogError(f"the store's identity cannot be read: {failure}") from failure
+        names = GroupId(group), NodeId(node)
+        return cls(found, *names, wal_bytes, declared.schema, declared.version, declared.tables)
 
 
-def decode_identity(value: bytes) -> Identity:
-    version, group_size, node_size = _IDENTITY.unpack_from(value)
-    start = _IDENTITY.size
-    group = value[start : start + group_size]
-    end = start + group_size + node_size
-    node = value[start + group_size : end]
-    wal_bytes = _WAL_BYTES.unpack_from(value, end)[0] if version == FORMAT_VERSION else 0
-    return Identity(version, GroupId(group.decode()), NodeId(node.decode()), wal_bytes)
+def _unknown_format(found: int) -> StoreFormatError:
+    if found > FORMAT_VERSION:
+        advice = "a newer release wrote it: run that one"
+    else:
+        advice = "this release cannot read one so old: open it with an earlier release first"
+    return StoreFormatError(
+        f"the store has format {found}, this release reads {OLDEST_FORMAT} to {FORMAT_VERSION}; {advice}",
+        found=found,
+        oldest=OLDEST_FORMAT,
+        newest=FORMAT_VERSION,
+    )

@@ -25,6 +25,7 @@ from rayqueue.log.lmdb_codec import (
     CHECKPOINTS,
     ENTRIES,
     ENTRY_HEADER,
+    FORMAT_VERSION,
     HARD,
     StoredState,
     decode_checkpoint,
@@ -44,8 +45,6 @@ Spaces: TypeAlias = dict[bytes, "lmdb._Database"]
 STATE_KEY = b"state"
 IDENTITY_KEY = b"identity"
 
-SPACE_NAMES = (ENTRIES, CHECKPOINTS, HARD, *(table.value for table in Table))
-
 
 def damaged(error: Exception) -> DamagedLogError:
     return DamagedLogError(f"LMDB cannot read its file: {error}", cause=str(error))
@@ -60,12 +59,12 @@ class View:
 
     # -- the log -------------------------------------------------------------
 
-    def state(self) -> StoredState:
+    def state(self, version: int = FORMAT_VERSION) -> StoredState:
         """The single values; they must have been written by the transaction that is being read."""
         value = self.row(HARD, STATE_KEY)
         if value is None:
             raise DamagedLogError("the store's state is missing")
-        stored = decode_state(value)
+        stored = decode_state(value, version)
         if stored.txn_id != self._txn.id():
             raise DamagedLogError(
                 f"the state is of transaction {stored.txn_id}, the data of {self._txn.id()}",
@@ -131,7 +130,7 @@ class View:
 
     def row_crcs(self, table: Table) -> dict[bytes, int]:
         """The checksum of each row. Reads the whole table."""
-        return {key: row_crc(encode_row(table.value, key, value)) for key, value in self.rows(table.value)}
+        return {key: row_crc(encode_row(table.space, key, value)) for key, value in self.rows(table.space)}
 
     # -- rows ------------------------------------------------------------------
 

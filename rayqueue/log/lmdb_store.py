@@ -31,7 +31,7 @@ The promise is that of ``rayqueue.log.store``, and:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -41,26 +41,13 @@ import lmdb
 from rayqueue.errors import (
     DamagedLogError,
     DiskFullError,
-    RayQueueError,
     ReplicaClosedError,
     StorageError,
-    StoreIdentityError,
     StoreMissingError,
 )
 from rayqueue.ids import GroupId, Index, NodeId, Term
 from rayqueue.log.buffer import BufferedStore
-from rayqueue.log.lmdb_codec import (
-    FORMAT_VERSION,
-    HARD,
-    SUMMED_TABLES,
-    Identity,
-    StoredState,
-    TableSum,
-    decode_identity,
-    encode_identity,
-    encode_row,
-    encode_state,
-)
+from rayqueue.log.lmdb_codec import HARD, TableSum, encode_row, encode_state
 from rayqueue.log.lmdb_file import (
     DATA_FILE,
     DirectoryLock,
@@ -72,13 +59,14 @@ from rayqueue.log.lmdb_file import (
     read_damaged,
     write_damaged,
 )
+from rayqueue.log.lmdb_identity import Opening, count_spaces, write_empty
 from rayqueue.log.lmdb_room import Room
-from rayqueue.log.lmdb_rows import IDENTITY_KEY, SPACE_NAMES, STATE_KEY, Spaces, View, damaged
+from rayqueue.log.lmdb_rows import STATE_KEY, View, damaged
 from rayqueue.log.lmdb_write import RowMemory, write_ops
-from rayqueue.log.ops import EMPTY_STATE, LogState, Op
+from rayqueue.log.ops import LogState, Op
 from rayqueue.log.private import FILE_MODE, close_directory
 from rayqueue.log.snapshot_gate import SnapshotGate
-from rayqueue.log.store import Checkpoint, Entry, Table
+from rayqueue.log.store import LOG_ONLY, Checkpoint, Entry, Schema, Table
 from rayqueue.log.wal import Wal
 from rayqueue.log.wal_file import DiskFile
 
@@ -126,12 +114,12 @@ class LmdbSnapshot:
         return view.entry(index)
 
     def get(self, table: Table, key: bytes) -> bytes | None:
-        return self._open_view().row(table.value, key)
+        return self._open_view().row(table.space, key)
 
     def scan(
         self, table: Table, start: bytes = b"", stop: bytes | None = None, *, reverse: bool = False
     ) -> Iterator[tuple[bytes, bytes]]:
-        for row in self._open_view().rows(table.value, start, stop, reverse=reverse):
+        for row in self._open_view().rows(table.space, start, stop, reverse=reverse):
             yield row
             self._open_view()
 
@@ -143,16 +131,9 @@ class LmdbStore(BufferedStore):
     """A ``LogStore`` in a directory. Made by ``create`` or ``open``."""
 
     def __init__(
-        self, path: Path, group_id: GroupId, node_id: NodeId, lock: DirectoryLock, options: LmdbOptions
+        self, path: Path, group_id: GroupId, node_id: NodeId, lock: DirectoryLock, options: LmdbOptions, schema: Schema
     ) -> None:
         used_bytes = check_data_file(path / DATA_FILE)
-        super().__init__(
-            group_id,
-            node_id,
-            Wal(DiskFile(path)),
-            cache_bytes=options.cache_bytes,
-            wal_record_bytes=options.wal_record_bytes,
-        )
         self._path = path
         self._lock = lock
         self._options = options
@@ -167,24 +148,40 @@ class LmdbStore(BufferedStore):
         self._wanted_bytes = options.reserve_bytes
         self._map_bytes = self._room.first_map(used_bytes, options.map_bytes)
         allocate_lock(path)
-        try:
-            self._env = _open_env(path, self._map_bytes, options)
-        except lmdb.Error as error:
-            self._wal.close()
-            raise damaged(error) from error
-        try:
-            self._env.reader_check()
-            self._spaces = {name: self._env.open_db(name, create=False) for name in SPACE_NAMES}
-            self._page_bytes = self._env.stat()["psize"]
-            self._replay(self._read_all())
-            self.look_for_room()
-        except lmdb.Error as error:
-            self._abandon()
-            raise damaged(error) from error
-        except RayQueueError:
-            self._abandon()
-            raise
+        with ExitStack() as undo:
+            try:
+                self._env = _open_env(path, self._map_bytes, options, schema)
+                undo.callback(self._env.close)
+                self._env.reader_check()
+                self._opening = Opening(self._env, path, group_id, node_id, schema)
+                self._spaces = self._opening.spaces
+                wal = Wal(DiskFile(path))
+                undo.callback(wal.close)
+                super().__init__(
+                    group_id,
+                    node_id,
+                    schema,
+                    wal,
+                    cache_bytes=options.cache_bytes,
+                    wal_record_bytes=options.wal_record_bytes,
+                )
+                self._page_bytes = self._env.stat()["psize"]
+                self._replay(self._read_all())
+                if self._opening.outdated:
+                    self._upgrade()
+                self.look_for_room()
+            except lmdb.Error as error:
+                raise damaged(error) from error
+            undo.pop_all()
         self._damaged = read_damaged(path)
+
+    def _upgrade(self) -> None:
+        """Nothing was replayed, so no transaction has done it yet; or there was no space for it, which is an error
+        here: a store of an older format is not worked with."""
+        if self.dirty:
+            self.sync()
+        else:
+            self._wal.restart(self._commit((), self._state()))
 
     @classmethod
     def create(
@@ -193,6 +190,7 @@ class LmdbStore(BufferedStore):
         group_id: GroupId,
         node_id: NodeId,
         options: LmdbOptions | None = None,
+        schema: Schema = LOG_ONLY,
         *,
         prepare: Callable[[LmdbStore], None] | None = None,
     ) -> LmdbStore:
@@ -202,33 +200,39 @@ class LmdbStore(BufferedStore):
         options = options or LmdbOptions()
         making, lock = make_empty(path)
         try:
-            _write_empty(making, group_id, node_id, options)
+            _write_empty(making, group_id, node_id, options, schema)
             if prepare is not None:
-                store = cls(making, group_id, node_id, lock, options)
+                store = cls(making, group_id, node_id, lock, options, schema)
                 try:
                     prepare(store)
                 finally:
                     store._abandon()
             close_directory(making)
             move_into_place(making, path)
-            return cls(path, group_id, node_id, lock, options)
+            return cls(path, group_id, node_id, lock, options, schema)
         except BaseException:
             lock.release()
             raise
 
     @classmethod
     def open(
-        cls, path: str | Path, group_id: GroupId, node_id: NodeId, options: LmdbOptions | None = None
+        cls,
+        path: str | Path,
+        group_id: GroupId,
+        node_id: NodeId,
+        options: LmdbOptions | None = None,
+        schema: Schema = LOG_ONLY,
     ) -> LmdbStore:
         """The store at ``path``: ``StoreMissingError`` without one, ``StoreIdentityError`` if it is another
-        replica's, ``StorageError`` with ``reason="locked"`` while somebody else has it open."""
+        replica's, ``StorageError`` with ``reason="locked"`` while somebody else has it open, ``StoreFormatError`` if a
+        newer release wrote it. One of an older release has the schema's tables from now on."""
         path = Path(path)
         if not (path / DATA_FILE).exists():
             raise StoreMissingError(f"there is no store at {path}", path=str(path))
         lock = DirectoryLock(path)
         try:
             close_directory(path)
-            return cls(path, group_id, node_id, lock, options or LmdbOptions())
+            return cls(path, group_id, node_id, lock, options or LmdbOptions(), schema)
         except BaseException:
             lock.release()
             raise
@@ -237,17 +241,18 @@ class LmdbStore(BufferedStore):
         """Check what can be checked at once. Returns the id of the newest transaction."""
         with self._env.begin(buffers=True) as txn:
             view = View(txn, self._spaces)
-            identity = _check_identity(view, self._path, self._group_id, self._node_id)
+            identity = self._opening.identity
             if self._wal.size_bytes != identity.wal_bytes:
                 raise DamagedLogError(
                     f"the write-ahead file has {self._wal.size_bytes} bytes instead of {identity.wal_bytes}"
                 )
-            stored = view.state()
+            stored = view.state(identity.format)
             _check_log(view, stored.state)
-            self._rows = RowMemory(sums=stored.sums)
-            for table in SUMMED_TABLES:
-                self._rows.crcs[table] = view.row_crcs(table)
-                _check_sum(table, self._rows.crcs[table], stored.sums[table])
+            sums = self._opening.sums(stored)
+            crcs = {table: view.row_crcs(table) if table.space in self._spaces else {} for table in sums}
+            for table, expected in sums.items():
+                _check_sum(table, crcs[table], expected)
+            self._rows = RowMemory(crcs, sums)
             checkpoints = {saved.index: saved.term for saved in view.checkpoints()}
             if stored.state.base_index and stored.state.base_index not in checkpoints:
                 raise DamagedLogError("the checkpoint that the log starts from is missing")
@@ -286,11 +291,14 @@ class LmdbStore(BufferedStore):
 
     def _write(self, ops: Sequence[Op], state: LogState) -> int:
         txn = self._env.begin(write=True, buffers=True)
+        spaces = self._spaces
         try:
-            written = write_ops(txn, self._spaces, ops, self._rows)
+            if self._opening.outdated:
+                spaces = self._opening.upgrade(txn)
+            written = write_ops(txn, spaces, ops, self._rows)
             txn_id = txn.id()
-            stored = encode_state(StoredState(txn_id, state, written.sums))
-            txn.put(STATE_KEY, encode_row(HARD, STATE_KEY, stored), db=self._spaces[HARD])
+            stored = encode_state(txn_id, state, written.sums)
+            txn.put(STATE_KEY, encode_row(HARD, STATE_KEY, stored), db=spaces[HARD])
         except BaseException:
             # py-lmdb aborts once no thread is inside any call on this environment. Readers that are always inside
             # one keep it waiting for ever, so they have to stand back.
@@ -299,6 +307,9 @@ class LmdbStore(BufferedStore):
             raise
         txn.commit()
         self._rows.take(written)
+        if spaces is not self._spaces:
+            self._opening.upgraded(spaces)
+            self._spaces = spaces
         return txn_id
 
     def _write_error(self, error: lmdb.Error) -> StorageError:
@@ -380,13 +391,13 @@ class LmdbStore(BufferedStore):
 
     def _disk_get(self, table: Table, key: bytes) -> bytes | None:
         with self._view() as view:
-            return view.row(table.value, key)
+            return view.row(table.space, key)
 
     def _disk_rows(
         self, table: Table, start: bytes, stop: bytes | None, reverse: bool, limit: int
     ) -> list[tuple[bytes, bytes]]:
         with self._view() as view:
-            return list(islice(view.rows(table.value, start, stop, reverse=reverse), limit))
+            return list(islice(view.rows(table.space, start, stop, reverse=reverse), limit))
 
     def _disk_checkpoint(self, index: Index) -> Checkpoint:
         with self._view() as view:
@@ -431,11 +442,11 @@ class LmdbStore(BufferedStore):
         self._wal.close()
 
 
-def _open_env(path: Path, map_bytes: int, options: LmdbOptions) -> lmdb.Environment:
+def _open_env(path: Path, map_bytes: int, options: LmdbOptions, schema: Schema) -> lmdb.Environment:
     return lmdb.open(
         str(path),
         map_size=map_bytes,
-        max_dbs=len(SPACE_NAMES),
+        max_dbs=count_spaces(schema),
         max_readers=options.max_snapshots + 8,
         max_spare_txns=1,
         sync=True,
@@ -446,43 +457,18 @@ def _open_env(path: Path, map_bytes: int, options: LmdbOptions) -> lmdb.Environm
     )
 
 
-def _write_empty(path: Path, group_id: GroupId, node_id: NodeId, options: LmdbOptions) -> None:
+def _write_empty(path: Path, group_id: GroupId, node_id: NodeId, options: LmdbOptions, schema: Schema) -> None:
     wal_bytes = DiskFile.create(path, options.wal_bytes)
     allocate_lock(path)
-    env = _open_env(path, max(options.map_bytes, _FIRST_MAP_BYTES), options)
+    env = _open_env(path, max(options.map_bytes, _FIRST_MAP_BYTES), options, schema)
     try:
-        with env.begin(write=True) as txn:
-            spaces: Spaces = {name: env.open_db(name, txn=txn) for name in SPACE_NAMES}
-            identity = encode_identity(group_id, node_id, wal_bytes)
-            txn.put(IDENTITY_KEY, encode_row(HARD, IDENTITY_KEY, identity), db=spaces[HARD])
-            sums = {table: TableSum() for table in SUMMED_TABLES}
-            state = encode_state(StoredState(txn.id(), EMPTY_STATE, sums))
-            txn.put(STATE_KEY, encode_row(HARD, STATE_KEY, state), db=spaces[HARD])
+        write_empty(env, group_id, node_id, wal_bytes, schema)
     except lmdb.Error as error:
         if is_full(path, error.code, 0):
             raise DiskFullError(f"no space for a new store at {path}", path=str(path)) from error
         raise StorageError(f"no store can be made at {path}: {error}", path=str(path)) from error
     finally:
         env.close()
-
-
-def _check_identity(view: View, path: Path, group_id: GroupId, node_id: NodeId) -> Identity:
-    value = view.row(HARD, IDENTITY_KEY)
-    if value is None:
-        raise DamagedLogError("the store's identity is missing", path=str(path))
-    found = decode_identity(value)
-    if found.version != FORMAT_VERSION:
-        raise StoreIdentityError(
-            f"{path} has format {found.version}, this release knows {FORMAT_VERSION}: use the release that wrote it",
-            version=found.version,
-        )
-    if (found.group_id, found.node_id) != (group_id, node_id):
-        raise StoreIdentityError(
-            f"{path} belongs to {found.node_id} of {found.group_id}, not to {node_id} of {group_id}",
-            node_id=found.node_id,
-            group_id=found.group_id,
-        )
-    return found
 
 
 def _check_log(view: View, state: LogState) -> None:

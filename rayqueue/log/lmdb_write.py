@@ -22,7 +22,7 @@ from rayqueue.errors import DamagedLogError
 from rayqueue.log.lmdb_codec import (
     CHECKPOINTS,
     ENTRIES,
-    SUMMED_TABLES,
+    HARD,
     TableSum,
     encode_checkpoint,
     encode_entry,
@@ -31,15 +31,16 @@ from rayqueue.log.lmdb_codec import (
 )
 from rayqueue.log.lmdb_rows import Spaces
 from rayqueue.log.ops import Append, Delete, Free, Install, MoveBase, Op, Put, SaveCheckpoint, Truncate, index_key
-from rayqueue.log.store import Checkpoint, Entry, Table
+from rayqueue.log.store import MEMBERS, Checkpoint, Entry, Table
 
 
 @dataclass(slots=True)
 class RowMemory:
     """What is known of the rows on disk without reading them."""
 
-    crcs: dict[Table, dict[bytes, int]] = field(default_factory=lambda: {table: {} for table in SUMMED_TABLES})
-    sums: dict[Table, TableSum] = field(default_factory=lambda: {table: TableSum() for table in SUMMED_TABLES})
+    crcs: dict[Table, dict[bytes, int]]
+    sums: dict[Table, TableSum]
+    """Of every summed table."""
     ends: dict[Table, bytes] = field(default_factory=dict)
     """The last key of a table that is not summed, where known; empty for an empty table."""
 
@@ -62,13 +63,23 @@ class Written:
 
     sums: dict[Table, TableSum]
     ends: dict[Table, bytes]
-    crcs: dict[Table, dict[bytes, int | None]] = field(default_factory=lambda: {table: {} for table in SUMMED_TABLES})
+    crcs: dict[Table, dict[bytes, int | None]]
     installed: bool = False
+
+    @classmethod
+    def after(cls, memory: RowMemory) -> Written:
+        return cls(dict(memory.sums), dict(memory.ends), {table: {} for table in memory.sums})
+
+    @classmethod
+    def from_scratch(cls, memory: RowMemory) -> Written:
+        """All tables are empty."""
+        sums = {table: TableSum() for table in memory.sums}
+        return cls(sums, {}, {table: {} for table in sums}, installed=True)
 
 
 def write_ops(txn: lmdb.Transaction[memoryview], spaces: Spaces, ops: Sequence[Op], memory: RowMemory) -> Written:
     """Write everything but the single values."""
-    written = Written(dict(memory.sums), dict(memory.ends))
+    written = Written.after(memory)
     rows: dict[Table, dict[bytes, bytes | None]] = {}
     run: list[Entry] = []  # appended, not written yet
     for op in ops:
@@ -92,11 +103,12 @@ def write_ops(txn: lmdb.Transaction[memoryview], spaces: Spaces, ops: Sequence[O
             case MoveBase(base_index, _):
                 _delete_checkpoints(txn, spaces, base_index)
             case Install(checkpoint):
-                for name in (ENTRIES, CHECKPOINTS, *(table.value for table in Table)):
-                    txn.drop(spaces[name], delete=False)
+                for name, space in spaces.items():
+                    if name != HARD:
+                        txn.drop(space, delete=False)
                 _put_checkpoint(txn, spaces, checkpoint)
-                run, rows = [], {Table.MEMBERS: {index_key(checkpoint.index): checkpoint.members}}
-                written = Written({table: TableSum() for table in SUMMED_TABLES}, {}, installed=True)
+                run, rows = [], {MEMBERS: {index_key(checkpoint.index): checkpoint.members}}
+                written = Written.from_scratch(memory)
             case _:
                 pass  # the single values are one row, written by the caller
     _append(txn, spaces, run)
@@ -145,7 +157,7 @@ def _write_rows(
     changes: dict[bytes, bytes | None],
     written: Written,
 ) -> None:
-    name, space = table.value, spaces[table.value]
+    name, space = table.space, spaces[table.space]
     with txn.cursor(space) as cursor:
         end = written.ends.pop(table, None)
         if end is None:
@@ -178,7 +190,7 @@ def _write_summed(
     memory: RowMemory,
     written: Written,
 ) -> None:
-    name, space = table.value, spaces[table.value]
+    name, space = table.space, spaces[table.space]
     known = {} if written.installed else memory.crcs[table]
     total, crcs = written.sums[table], written.crcs[table]
     for key in sorted(changes):

@@ -59,7 +59,7 @@ from rayqueue.log.ops import (
     Truncate,
     index_key,
 )
-from rayqueue.log.store import Checkpoint, Entry, HardState, Table
+from rayqueue.log.store import LOG_ONLY, MEMBERS, Checkpoint, Entry, HardState, Schema, Table
 from rayqueue.log.wal import SECTOR_BYTES, Wal
 from rayqueue.records.checksum import entry_crc
 
@@ -107,7 +107,7 @@ class MemoryDisk:
 
     def __init__(self, wal_bytes: int = _WAL_BYTES) -> None:
         self.entries: dict[Index, Entry] = {}
-        self.tables: dict[Table, SortedRows[bytes]] = {table: SortedRows() for table in Table}
+        self.tables: dict[Table, SortedRows[bytes]] = {}
         self.checkpoints: dict[Index, Checkpoint] = {}
         self.hard: HardState = EMPTY_STATE.hard
         self.applied = Index(0)
@@ -179,10 +179,10 @@ class MemoryDisk:
                 self.applied = index
             case Put(table, key, value):
                 self.tables[table].put(key, value)
-                self._rotten.pop((table.value, key), None)
+                self._rotten.pop((table.space, key), None)
             case Delete(table, key):
                 self.tables[table].remove(key)
-                self._rotten.pop((table.value, key), None)
+                self._rotten.pop((table.space, key), None)
             case SaveCheckpoint(checkpoint):
                 self.checkpoints[checkpoint.index] = checkpoint
             case MoveBase(index, term):
@@ -199,8 +199,8 @@ class MemoryDisk:
         self.entries = {}
         self._rotten = {}
         self.payload_bytes = 0
-        self.tables = {table: SortedRows() for table in Table}
-        self.tables[Table.MEMBERS].put(index_key(checkpoint.index), checkpoint.members)
+        self.tables = {table: SortedRows() for table in self.tables}
+        self.tables[MEMBERS].put(index_key(checkpoint.index), checkpoint.members)
         self.checkpoints = {checkpoint.index: checkpoint}
         self.hard = replace(self.hard, commit=checkpoint.index)
         self.applied = self.base_index = self.last_index = self.freed = checkpoint.index
@@ -219,7 +219,7 @@ class MemoryDisk:
         self._rot(ENTRIES, index_key(index), encode_entry(self.entries[index]), bit)
 
     def rot_row(self, table: Table, key: bytes, bit: int) -> None:
-        self._rot(table.value, key, encode_row(table.value, key, self.tables[table][key]), bit)
+        self._rot(table.space, key, encode_row(table.space, key, self.tables[table][key]), bit)
 
     def _rot(self, space: bytes, key: bytes, stored: bytes, bit: int) -> None:
         flipped = bytearray(self._rotten.get((space, key), stored))
@@ -229,8 +229,8 @@ class MemoryDisk:
     # -- reading --------------------------------------------------------------------------------
 
     def read_row(self, table: Table, key: bytes) -> bytes | None:
-        rotten = self._rotten.get((table.value, key)) if self._rotten else None
-        return self.tables[table].get(key) if rotten is None else decode_row(table.value, key, memoryview(rotten))
+        rotten = self._rotten.get((table.space, key)) if self._rotten else None
+        return self.tables[table].get(key) if rotten is None else decode_row(table.space, key, memoryview(rotten))
 
     def read_rows(
         self, table: Table, start: bytes, stop: bytes | None, reverse: bool, limit: int | None = None
@@ -304,6 +304,7 @@ class MemoryStore(BufferedStore):
         self,
         group_id: GroupId,
         node_id: NodeId,
+        schema: Schema = LOG_ONLY,
         *,
         disk: MemoryDisk | None = None,
         cache_bytes: int = _CACHE_BYTES,
@@ -311,8 +312,10 @@ class MemoryStore(BufferedStore):
     ) -> None:
         self.disk = MemoryDisk() if disk is None else disk
         super().__init__(
-            group_id, node_id, Wal(self.disk.wal), cache_bytes=cache_bytes, wal_record_bytes=wal_record_bytes
+            group_id, node_id, schema, Wal(self.disk.wal), cache_bytes=cache_bytes, wal_record_bytes=wal_record_bytes
         )
+        for table in schema.tables:
+            self.disk.tables.setdefault(table, SortedRows())
         self._snapshots = threading.Lock()
         self._wanted_bytes = 0
         self._damaged = self.disk.damaged
@@ -325,6 +328,7 @@ class MemoryStore(BufferedStore):
         return type(self)(
             self.group_id,
             self.node_id,
+            self._schema,
             disk=self.disk,
             cache_bytes=self._cache_bytes,
             wal_record_bytes=self._wal_record_bytes,

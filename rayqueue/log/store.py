@@ -1,8 +1,9 @@
-"""What a replica keeps, and the promise of the disk under it.
+"""A replica's store: what it keeps, and the promise of the disk under it.
 
 A store holds one replica: the Raft log (which is the message log), the term
-and vote, and the small tables derived from the log. It has one writer, the
-engine's thread, and any number of readers.
+and vote, and the small tables derived from the log. Which tables there are is
+said by the state machine (``Schema``). A store has one writer, the engine's
+thread, and any number of readers.
 
 The promise:
 
@@ -25,32 +26,65 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
-from enum import Enum
 from typing import Protocol
 
 from msgspec import Struct
 
+from rayqueue.errors import InvariantBrokenError
 from rayqueue.ids import GroupId, Index, NodeId, Term
 
 SMALL_BYTES = 64 << 10
 """What a ``sync()`` may append though the store is full."""
 
 
-class Table(Enum):
-    """The small tables beside the log. Keys sort as bytes."""
+class Table:
+    """A small table beside the log. Keys sort as bytes. Declared once, by whoever owns its rows, and known by identity.
 
-    __hash__ = object.__hash__  # looked up for every row; Enum's own is in Python
+    ``name`` is its name on the disk and ``number`` that in the write-ahead file: of one state machine's tables, past
+    and present, no two have the same. ``summed``: its rows are counted and summed, so that a missing or an outdated
+    one is noticed when the store is opened. A long table whose keys are dense does without: its readers see a gap.
+    """
 
-    OFFSETS = b"offsets"
-    """base offset (u64 big-endian) -> where that batch is."""
-    LANES = b"lanes"
-    """lane (u8), base offset (u64 big-endian) -> what the lane held before that batch. Only for topics with lanes."""
-    PRODUCERS = b"producers"
-    GROUPS = b"groups"
-    MEMBERS = b"members"
-    """index (u64 big-endian) of a membership entry -> who belongs to the group from there on."""
-    META = b"meta"
-    """Single values of the partition state machine."""
+    __slots__ = ("name", "number", "space", "summed")
+
+    def __init__(self, name: str, number: int, *, summed: bool = True) -> None:
+        self.name = name
+        self.number = number
+        self.space = name.encode()
+        self.summed = summed
+
+    def __repr__(self) -> str:
+        return f"<table {self.name}>"
+
+    def __deepcopy__(self, memo: object) -> Table:
+        return self  # a copy would be another table
+
+
+MEMBERS = Table("members", 4)
+"""Raft's own, in every store: index (u64 big-endian) of a membership entry -> who belongs to the group from then on."""
+
+
+class Schema:
+    """What a state machine keeps beside the log, as it declares it: its tables, and ``MEMBERS``.
+
+    ``version`` is raised when a table is added or a row gets a field: a release that knows less must not touch such a
+    store, since it would go on without what it does not know (``StoreFormatError``). One that knows more reads what is
+    there, makes the tables that are missing, and takes the default for a field that is.
+    """
+
+    __slots__ = ("by_number", "name", "tables", "version")
+
+    def __init__(self, name: str, version: int, *tables: Table) -> None:
+        self.name = name
+        self.version = version
+        self.tables = (*tables, MEMBERS)
+        self.by_number = {table.number: table for table in self.tables}
+        if not len(self.by_number) == len({table.name for table in self.tables}) == len(self.tables):
+            raise InvariantBrokenError(f"two tables of {name} have the same name or number")
+
+
+LOG_ONLY = Schema("", 0)
+"""Of a store that nobody has told what its log means: a replica's data is made so, and gets its tables when it runs."""
 
 
 class Entry(Struct, frozen=True, gc=False):

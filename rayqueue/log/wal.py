@@ -31,7 +31,7 @@ and where the bytes are is said by a ``WalFile``.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from struct import Struct, error
 from typing import Protocol
 
@@ -53,12 +53,8 @@ _APPEND, _SET_HARD, _SET_APPLIED, _PUT, _DELETE = range(1, 6)
 _APPEND_HEAD = Struct("<BQQII")  # tag, index, term, crc, payload bytes
 _SET_HARD_HEAD = Struct("<BQQHB")  # tag, term, commit, bytes of the vote, whether there is one
 _SET_APPLIED_HEAD = Struct("<BQ")  # tag, index
-_PUT_HEAD = Struct("<BBHI")  # tag, table, key bytes, value bytes
-_DELETE_HEAD = Struct("<BBH")  # tag, table, key bytes
-
-# The place in this list is what is stored. Append to it; never change the order.
-_TABLES = (Table.OFFSETS, Table.LANES, Table.PRODUCERS, Table.GROUPS, Table.MEMBERS, Table.META)
-_TABLE_NUMBERS = {table: number for number, table in enumerate(_TABLES)}
+_PUT_HEAD = Struct("<BBHI")  # tag, table number, key bytes, value bytes
+_DELETE_HEAD = Struct("<BBH")  # tag, table number, key bytes
 
 
 class WalFile(Protocol):
@@ -125,7 +121,7 @@ class Wal:
 
     # -- reading ---------------------------------------------------------------------
 
-    def replay(self, base: int) -> Iterator[list[Op]]:
+    def replay(self, base: int, tables: Mapping[int, Table]) -> Iterator[list[Op]]:
         """The records that follow LMDB's transaction ``base``, in order. What is written next follows them."""
         self.restart(base)
         file = self.file.read()
@@ -136,7 +132,7 @@ class Wal:
                     f"{self.file.name} follows transaction {base_found}, but the newest is {base}", sequence=sequence
                 )
         while (data := self._record(sectors)) is not None:
-            yield decode_ops(data)
+            yield decode_ops(data, tables)
         beyond = [sequence for found, sequence, *_ in sectors if found == base and sequence > self._sequence]
         if beyond:
             raise DamagedLogError(f"{self.file.name} has record {min(beyond)}, but not record {self._sequence}")
@@ -205,9 +201,9 @@ def encode_ops(ops: Sequence[Op], max_bytes: int) -> bytes | None:
     pieces += last.values()
     for (table, key), value in rows.items():
         if value is None:
-            pieces += (_DELETE_HEAD.pack(_DELETE, _TABLE_NUMBERS[table], len(key)), key)
+            pieces += (_DELETE_HEAD.pack(_DELETE, table.number, len(key)), key)
         else:
-            pieces += (_PUT_HEAD.pack(_PUT, _TABLE_NUMBERS[table], len(key), len(value)), key, value)
+            pieces += (_PUT_HEAD.pack(_PUT, table.number, len(key), len(value)), key, value)
     return b"".join(pieces)
 
 
@@ -216,7 +212,7 @@ def _encode_hard(hard: HardState) -> bytes:
     return _SET_HARD_HEAD.pack(_SET_HARD, hard.term, hard.commit, len(vote), hard.voted_for is not None) + vote
 
 
-def decode_ops(data: bytes) -> list[Op]:
+def decode_ops(data: bytes, tables: Mapping[int, Table]) -> list[Op]:
     """The operations of one record. Entries are verified."""
     ops: list[Op] = []
     at = 0
@@ -246,12 +242,12 @@ def decode_ops(data: bytes) -> list[Op]:
                     ops.append(SetApplied(Index(_SET_APPLIED_HEAD.unpack(take(_SET_APPLIED_HEAD.size))[1])))
                 case 4:
                     _, table, key_bytes, value_bytes = _PUT_HEAD.unpack(take(_PUT_HEAD.size))
-                    ops.append(Put(_TABLES[table], take(key_bytes), take(value_bytes)))
+                    ops.append(Put(tables[table], take(key_bytes), take(value_bytes)))
                 case 5:
                     _, table, key_bytes = _DELETE_HEAD.unpack(take(_DELETE_HEAD.size))
-                    ops.append(Delete(_TABLES[table], take(key_bytes)))
+                    ops.append(Delete(tables[table], take(key_bytes)))
                 case tag:
                     raise DamagedLogError(f"a record of the write-ahead file holds an operation {tag}")
-    except (error, IndexError, UnicodeDecodeError) as failure:
+    except (error, KeyError, UnicodeDecodeError) as failure:
         raise DamagedLogError(f"a record of the write-ahead file cannot be read: {failure}") from failure
     return ops

@@ -15,8 +15,9 @@ from __future__ import annotations
 from struct import Struct
 from typing import NamedTuple
 
-from rayqueue.log.store import LogStore, Table
+from rayqueue.log.store import LogStore
 from rayqueue.partition.rows import CLOCK_KEY
+from rayqueue.partition.tables import META
 
 TICK_MS = 60_000
 """A stamp is at most so much older than the moment in which its entry was proposed."""
@@ -56,9 +57,9 @@ class Clock:
             self.restore(Times(self._times.first_ms or now_ms, now_ms))
 
     def load(self) -> None:
-        row = self._store.get(Table.META, CLOCK_KEY)
+        row = self._store.get(META, CLOCK_KEY)
         self._times = Times() if row is None else Times._make(_ROW.unpack(row))
 
     def restore(self, times: Times) -> None:
         self._times = times
-        self._store.put(Table.META, CLOCK_KEY, times.encode())
+        self._store.put(META, CLOCK_KEY, times.encode())

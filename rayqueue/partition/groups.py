@@ -31,12 +31,13 @@ from struct import Struct
 
 from rayqueue.errors import InvalidInputError, OffsetOutOfRangeError, RayQueueError, StaleGenerationError
 from rayqueue.ids import Index, Offset
-from rayqueue.log.store import LogStore, Table
+from rayqueue.log.store import LogStore
 from rayqueue.partition.answers import Committed, Deleted, Pinned
 from rayqueue.partition.clock import Clock
 from rayqueue.partition.commands import CommitOffsets, ExpireGroups, ForgetGroup
 from rayqueue.partition.rows import FLOOR_KEY, HELD_KEY, Rows
 from rayqueue.partition.settings import PartitionSettings
+from rayqueue.partition.tables import GROUPS, META
 from rayqueue.protocol.calls import Position
 
 _STATE = Struct("<QH")  # generation, count of lanes and whether it is pinned
@@ -173,16 +174,16 @@ class Groups:
 
     def _put(self, name: str, group: Group) -> None:
         self._known[name] = group
-        self._store.put(Table.GROUPS, name.encode(), group.encode())
+        self._store.put(GROUPS, name.encode(), group.encode())
 
     def _hold(self, index: Index) -> None:
         self.held_at = index
-        self._store.put(Table.META, HELD_KEY, _HELD.pack(index))
+        self._store.put(META, HELD_KEY, _HELD.pack(index))
 
     def delete(self, name: str) -> Deleted:
         existed = self._known.pop(name, None) is not None
         if existed:
-            self._store.delete(Table.GROUPS, name.encode())
+            self._store.delete(GROUPS, name.encode())
         return Deleted(existed)
 
     def forget(self, command: ForgetGroup) -> Deleted:
@@ -225,15 +226,15 @@ class Groups:
 
     def _raise_floor(self, floor: int) -> None:
         self.floor = floor
-        self._store.put(Table.META, FLOOR_KEY, _FLOOR.pack(floor))
+        self._store.put(META, FLOOR_KEY, _FLOOR.pack(floor))
 
     # -- the table and the checkpoint ---------------------------------------------
 
     def load(self) -> None:
         self._known = read_groups(self._store)
-        held = self._store.get(Table.META, HELD_KEY)
+        held = self._store.get(META, HELD_KEY)
         self.held_at = Index(0 if held is None else _HELD.unpack(held)[0])
-        floor = self._store.get(Table.META, FLOOR_KEY)
+        floor = self._store.get(META, FLOOR_KEY)
         self.floor = 0 if floor is None else _FLOOR.unpack(floor)[0]
 
     def dump(self) -> bytes:
@@ -261,8 +262,8 @@ class Groups:
                 self._raise_floor(_FLOOR.unpack(row)[0])
                 continue
             self._known[key.decode()] = Group.decode(row)
-            self._store.put(Table.GROUPS, key, row)
+            self._store.put(GROUPS, key, row)
 
 
 def read_groups(rows: Rows) -> dict[str, Group]:
-    return {key.decode(): Group.decode(row) for key, row in rows.scan(Table.GROUPS)}
+    return {key.decode(): Group.decode(row) for key, row in rows.scan(GROUPS)}

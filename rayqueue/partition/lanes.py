@@ -15,8 +15,9 @@ from struct import Struct
 from typing import NamedTuple
 
 from rayqueue.ids import Offset
-from rayqueue.log.store import LogStore, Table
+from rayqueue.log.store import LogStore
 from rayqueue.partition.rows import LANES_KEY, LaneRow, Rows, end_of_lane, lane_key, pack_lane, read_lane
+from rayqueue.partition.tables import LANES, META
 
 _DUMPED = Struct("<BQQQ")
 
@@ -40,12 +41,12 @@ class Lanes:
     def append(self, lane: int, base_offset: Offset, count: int, size_bytes: int) -> None:
         records_before, bytes_before, end_before = self._totals.get(lane, _NOTHING)
         row = pack_lane(records_before, bytes_before, end_before, count, size_bytes)
-        self._store.put(Table.LANES, lane_key(lane, base_offset), row)
+        self._store.put(LANES, lane_key(lane, base_offset), row)
         end = Offset(base_offset + count)
         self._totals[lane] = LaneTotals(records_before + count, bytes_before + size_bytes, end)
 
     def delete(self, lane: int, base_offset: Offset) -> None:
-        self._store.delete(Table.LANES, lane_key(lane, base_offset))
+        self._store.delete(LANES, lane_key(lane, base_offset))
 
     def totals(self, lane: int) -> LaneTotals:
         return self._totals.get(lane, _NOTHING)
@@ -71,7 +72,7 @@ class Lanes:
 
     def load(self, lanes: int) -> None:
         """Totals are in the last row of a lane, or, once that was trimmed, where ``write`` put them."""
-        self._totals = _read_totals(self._store.get(Table.META, LANES_KEY) or b"")
+        self._totals = _read_totals(self._store.get(META, LANES_KEY) or b"")
         for lane in range(lanes):
             batch = _last_batch(self._store, lane, None)
             if batch is not None and batch.end_offset > self.totals(lane).end:
@@ -82,7 +83,7 @@ class Lanes:
     def write(self) -> None:
         """Rows are about to go; remember what only they may tell."""
         if self._totals:
-            self._store.put(Table.META, LANES_KEY, self.dump())
+            self._store.put(META, LANES_KEY, self.dump())
 
     def dump(self) -> bytes:
         return b"".join(_DUMPED.pack(lane, *self._totals[lane]) for lane in sorted(self._totals))
@@ -120,7 +121,7 @@ def lost_since(rows: Rows, start: Offset, lanes: int, lane: int, offset: int) ->
     if batch is None or batch.end_offset <= start:
         batch = _first_batch(rows, lane, start)
     if batch is None:
-        totals = _read_totals(rows.get(Table.META, LANES_KEY) or b"")
+        totals = _read_totals(rows.get(META, LANES_KEY) or b"")
         return totals.get(lane, _NOTHING).end > offset
     return batch.base_offset < start or batch.end_before > offset
 
@@ -137,12 +138,12 @@ def _first_record(rows: Rows, lane: int, offset: int) -> int | None:
 def _last_batch(rows: Rows, lane: int, offset: int | None) -> LaneRow | None:
     """The lane's last batch that begins at or before this offset; of all, without one."""
     stop = end_of_lane(lane) if offset is None else lane_key(lane, offset + 1)
-    return _one(rows.scan(Table.LANES, bytes((lane,)), stop, reverse=True))
+    return _one(rows.scan(LANES, bytes((lane,)), stop, reverse=True))
 
 
 def _first_batch(rows: Rows, lane: int, offset: int) -> LaneRow | None:
     """The lane's first batch that begins at or after this offset."""
-    return _one(rows.scan(Table.LANES, lane_key(lane, offset), end_of_lane(lane)))
+    return _one(rows.scan(LANES, lane_key(lane, offset), end_of_lane(lane)))
 
 
 def _one(found: Iterable[tuple[bytes, bytes]]) -> LaneRow | None:

@@ -21,9 +21,11 @@ from collections.abc import Mapping
 from itertools import accumulate, islice, pairwise
 from struct import Struct
 
-from rayqueue.errors import InvalidInputError, InvariantBrokenError, RayQueueError
+import msgspec
+
+from rayqueue.errors import InvalidInputError, InvariantBrokenError, RayQueueError, UnknownFormatError
 from rayqueue.ids import Index, Offset
-from rayqueue.log.store import LogStore, Table
+from rayqueue.log.store import LogStore
 from rayqueue.partition.answers import (
     Appended,
     Committed,
@@ -68,7 +70,9 @@ from rayqueue.partition.rows import (
     read_batch,
 )
 from rayqueue.partition.settings import PartitionSettings
+from rayqueue.partition.tables import META, OFFSETS
 from rayqueue.protocol.calls import Lag, Position
+from rayqueue.protocol.unpacking import unpack
 from rayqueue.records import BATCH_TAG, BatchHeader
 from rayqueue.records.checksum import crc32c
 
@@ -77,11 +81,58 @@ Answer = Appended | Trimmed | Committed | Pinned | Deleted | Fenced | TimePassed
 SWEEP_ROWS = 128
 """Rows below the log's start that one entry deletes at most, so that a large trim holds up nobody."""
 
-_CHECKPOINT_VERSION = 3
+_CHECKPOINT_VERSION = 4
+_TIMED_VERSION = 3
 _UNTIMED_VERSION = 2
 # crc, version, start, next, total bytes, max timestamp, held at, lengths of settings, lanes, producers, groups
 _UNTIMED = Struct("<IBQQQqQIIII")
-_CHECKPOINT = Struct("<IBQQQqQIIIIQQ")  # the same, then the clock's times
+_TIMED = Struct("<IBQQQqQIIIIQQ")  # the same, then the clock's times
+
+
+class _State(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
+    """A checkpoint. Fields are only added at its end, with a default that means what there was before; with one that
+    this release does not know, it is not this release's to restore."""
+
+    start_offset: Offset
+    next_offset: Offset
+    total_bytes: int
+    max_timestamp: int
+    held_at: Index
+    settings: bytes
+    lanes: bytes
+    producers: bytes
+    groups: bytes
+    first_ms: int = 0
+    now_ms: int = 0
+
+
+_encode_state = msgspec.msgpack.Encoder().encode
+_state_decoder = msgspec.msgpack.Decoder(_State)
+
+
+def _decode_state(checkpoint: bytes) -> _State:
+    """``UnknownFormatError`` if this release cannot read it."""
+    if crc32c(checkpoint[4:]) != int.from_bytes(checkpoint[:4], "little"):
+        raise InvariantBrokenError("the checkpoint does not match its checksum")
+    version = checkpoint[4]
+    if version == _CHECKPOINT_VERSION:
+        return unpack(
+            _state_decoder,
+            memoryview(checkpoint)[5:],
+            lambda why: UnknownFormatError(f"a checkpoint that this release cannot read, a newer one wrote it: {why}"),
+        )
+    layout = {_UNTIMED_VERSION: _UNTIMED, _TIMED_VERSION: _TIMED}.get(version)
+    if layout is None:
+        raise UnknownFormatError(
+            f"the checkpoint has version {version}, this release reads {_UNTIMED_VERSION} to {_CHECKPOINT_VERSION}",
+            found=version,
+            newest=_CHECKPOINT_VERSION,
+        )
+    _, _, start, end, total_bytes, max_timestamp, held_at, *rest = layout.unpack_from(checkpoint)
+    lengths, times = rest[:4], rest[4:]
+    cuts = list(accumulate(lengths, initial=layout.size))
+    parts = (checkpoint[at:until] for at, until in pairwise(cuts))
+    return _State(start, end, total_bytes, max_timestamp, held_at, *parts, *times)
 
 
 class Partition:
@@ -94,9 +145,9 @@ class Partition:
         self.producers = Producers(store, self.clock)
         self.groups = Groups(store, self.clock)
         self._lanes = Lanes(store)
-        known = store.get(Table.META, SETTINGS_KEY)
+        known = store.get(META, SETTINGS_KEY)
         if known is None:
-            store.put(Table.META, SETTINGS_KEY, settings.encode())
+            store.put(META, SETTINGS_KEY, settings.encode())
         self.settings = settings if known is None else PartitionSettings.decode(known)
         self.producers.load()
         self.groups.load()
@@ -257,7 +308,7 @@ class Partition:
             self.max_timestamp = timestamp
         key = offset_key(base_offset)
         row = pack_batch(index, self.total_bytes, self.max_timestamp, timestamp, count, size, lane)
-        self._store.put(Table.OFFSETS, key, row)
+        self._store.put(OFFSETS, key, row)
         if self.settings.lanes > 1:
             self._lanes.append(lane, base_offset, count, size)
         if header.producer_id:
@@ -321,7 +372,7 @@ class Partition:
                 key="lanes",
             )
         self.settings = settings
-        self._store.put(Table.META, SETTINGS_KEY, settings.encode())
+        self._store.put(META, SETTINGS_KEY, settings.encode())
         self.producers.shrink(settings)
         self._progress.forget()
         return Configured()
@@ -341,7 +392,7 @@ class Partition:
 
     def _write_log(self) -> None:
         log = LogRow(self.start_offset, self._readable_from, self.next_offset, self.total_bytes, self.max_timestamp)
-        self._store.put(Table.META, LOG_KEY, log.encode())
+        self._store.put(META, LOG_KEY, log.encode())
 
     def _find_first_needed(self) -> None:
         """Find the first batch that readers may ask for; what is before it may be swept."""
@@ -359,9 +410,9 @@ class Partition:
     def _sweep(self) -> None:
         """Delete a bounded number of rows that no reader can reach any more."""
         store, until = self._store, self._sweep_until
-        rows = list(islice(store.scan(Table.OFFSETS, self._swept_to, until), SWEEP_ROWS))
+        rows = list(islice(store.scan(OFFSETS, self._swept_to, until), SWEEP_ROWS))
         for key, row in rows:
-            store.delete(Table.OFFSETS, key)
+            store.delete(OFFSETS, key)
             if self.settings.lanes > 1:
                 batch = read_batch(key, row)
                 self._lanes.delete(batch.lane, batch.base_offset)
@@ -373,39 +424,31 @@ class Partition:
     # -- checkpoints ------------------------------------------------------------------------
 
     def checkpoint(self) -> bytes:
-        parts = self.settings.encode(), self._lanes.dump(), self.producers.dump(), self.groups.dump()
-        head = _CHECKPOINT.pack(
-            0,
-            _CHECKPOINT_VERSION,
+        state = _State(
             self.start_offset,
             self.next_offset,
             self.total_bytes,
             self.max_timestamp,
             self.groups.held_at,
-            *map(len, parts),
+            self.settings.encode(),
+            self._lanes.dump(),
+            self.producers.dump(),
+            self.groups.dump(),
             *self.clock.times,
         )
-        body = b"".join((head[4:], *parts))
+        body = bytes((_CHECKPOINT_VERSION,)) + _encode_state(state)
         return crc32c(body).to_bytes(4, "little") + body
 
     def restore(self, state: bytes) -> None:
-        if crc32c(state[4:]) != int.from_bytes(state[:4], "little"):
-            raise InvariantBrokenError("the checkpoint does not match its checksum")
-        version = state[4]
-        layout = {_UNTIMED_VERSION: _UNTIMED, _CHECKPOINT_VERSION: _CHECKPOINT}.get(version)
-        if layout is None:
-            raise InvariantBrokenError(f"checkpoint version {version} is unknown to this release", version=version)
-        _, _, start, end, total_bytes, max_timestamp, held_at, *rest = layout.unpack_from(state)
-        lengths, times = rest[:4], rest[4:]
-        self.clock.restore(Times(*times))
-        cuts = list(accumulate(lengths, initial=layout.size))
-        settings, lanes, producers, groups = (state[at:until] for at, until in pairwise(cuts))
-        self.settings = PartitionSettings.decode(settings)
-        self._store.put(Table.META, SETTINGS_KEY, settings)
-        self._lanes.restore(lanes)
-        self.producers.restore(producers)
-        self.groups.restore(groups, held_at)
+        found = _decode_state(state)
+        self.clock.restore(Times(found.first_ms, found.now_ms))
+        self.settings = PartitionSettings.decode(found.settings)
+        self._store.put(META, SETTINGS_KEY, found.settings)
+        self._lanes.restore(found.lanes)
+        self.producers.restore(found.producers)
+        self.groups.restore(found.groups, found.held_at)
         # The rows of what was appended before the checkpoint are not here, and neither are the entries.
-        self._use_log(LogRow(start, end, end, total_bytes, max_timestamp))
+        end = found.next_offset
+        self._use_log(LogRow(found.start_offset, end, end, found.total_bytes, found.max_timestamp))
         self._write_log()
         self._applied = self._store.applied

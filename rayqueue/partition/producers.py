@@ -39,10 +39,11 @@ from rayqueue.errors import (
     TooManyProducersError,
 )
 from rayqueue.ids import Index, Offset
-from rayqueue.log.store import LogStore, Table
+from rayqueue.log.store import LogStore
 from rayqueue.partition.answers import Appended, Fenced
 from rayqueue.partition.clock import Clock
 from rayqueue.partition.settings import PartitionSettings
+from rayqueue.partition.tables import PRODUCERS
 from rayqueue.records import BatchHeader
 
 IDLE_MS = 6 * 3_600_000
@@ -144,7 +145,7 @@ class Producers:
             producer.next_sequence = next_sequence
             producer.window = (producer.window + written)[-settings.dedupe_window * _WRITTEN.size :]
             self._known.move_to_end(producer_id)
-            self._store.put(Table.PRODUCERS, _KEY.pack(producer_id), producer.encode())
+            self._store.put(PRODUCERS, _KEY.pack(producer_id), producer.encode())
         else:
             made = Producer(index, self._clock.now_ms, next_sequence, header.epoch, written)
             self._replace(producer_id, made, settings)
@@ -167,18 +168,18 @@ class Producers:
             if len(self._known) <= settings.max_producers or not self._oldest_may_go():
                 return
             forgotten, _ = self._known.popitem(last=False)
-            self._store.delete(Table.PRODUCERS, _KEY.pack(forgotten))
+            self._store.delete(PRODUCERS, _KEY.pack(forgotten))
 
     def _replace(self, producer_id: int, producer: Producer, settings: PartitionSettings) -> None:
         self._known[producer_id] = producer
         self._known.move_to_end(producer_id)
-        self._store.put(Table.PRODUCERS, _KEY.pack(producer_id), producer.encode())
+        self._store.put(PRODUCERS, _KEY.pack(producer_id), producer.encode())
         self.shrink(settings)
 
     # -- the table and the checkpoint ---------------------------------------------
 
     def load(self) -> None:
-        rows = [(_KEY.unpack(key)[0], Producer.decode(row)) for key, row in self._store.scan(Table.PRODUCERS)]
+        rows = [(_KEY.unpack(key)[0], Producer.decode(row)) for key, row in self._store.scan(PRODUCERS)]
         self._known = OrderedDict(sorted(rows, key=lambda row: row[1].used_at))
 
     def dump(self) -> bytes:
@@ -199,7 +200,7 @@ class Producers:
             row = dumped[at : at + size]
             at += size
             self._known[producer_id] = Producer.decode(row)
-            self._store.put(Table.PRODUCERS, _KEY.pack(producer_id), row)
+            self._store.put(PRODUCERS, _KEY.pack(producer_id), row)
 
 
 def fenced(header: BatchHeader, current: int) -> ProducerFencedError:

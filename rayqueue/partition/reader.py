@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from rayqueue.errors import DamagedLogError, InvalidInputError, OffsetOutOfRangeError
 from rayqueue.ids import Offset
-from rayqueue.log.store import Snapshot, Table
+from rayqueue.log.store import Snapshot
 from rayqueue.partition.commands import check_offset
 from rayqueue.partition.lanes import lost_since
 from rayqueue.partition.rows import (
@@ -30,6 +30,7 @@ from rayqueue.partition.rows import (
     offset_key,
     read_batch,
 )
+from rayqueue.partition.tables import LANES, OFFSETS
 from rayqueue.protocol.data import ANY_LANE, Cursor
 from rayqueue.records import RecordBatch
 
@@ -132,13 +133,13 @@ def _batches(snapshot: Snapshot, offset: int, lane: int | None) -> Iterator[Batc
     if first is None:
         raise DamagedLogError(f"no batch holds offset {offset}", offset=offset)
     if lane is not None and lanes_of(snapshot) > 1:
-        for key, _ in snapshot.scan(Table.LANES, lane_key(lane, first.base_offset), end_of_lane(lane)):
-            row = snapshot.get(Table.OFFSETS, base_of_lane_key(key))
+        for key, _ in snapshot.scan(LANES, lane_key(lane, first.base_offset), end_of_lane(lane)):
+            row = snapshot.get(OFFSETS, base_of_lane_key(key))
             if row is None:
                 raise DamagedLogError(f"lane {lane} names a batch that is not there", lane=lane)
             yield read_batch(base_of_lane_key(key), row)
     elif not lane:
-        for key, row in snapshot.scan(Table.OFFSETS, offset_key(first.base_offset)):
+        for key, row in snapshot.scan(OFFSETS, offset_key(first.base_offset)):
             yield read_batch(key, row)
 
 

@@ -19,6 +19,7 @@ from rayqueue.errors import DamagedLogError
 from rayqueue.ids import Index, Offset
 from rayqueue.log.store import Table
 from rayqueue.partition.settings import PartitionSettings
+from rayqueue.partition.tables import META, OFFSETS
 
 NO_TIMESTAMP = -(2**63)
 """Before every timestamp."""
@@ -125,9 +126,9 @@ class LogRow(NamedTuple):
 
 def load_log(rows: Rows) -> LogRow:
     """Where the log starts and ends according to the tables."""
-    row = rows.get(Table.META, LOG_KEY)
+    row = rows.get(META, LOG_KEY)
     log = LogRow() if row is None else LogRow._make(_LOG_ROW.unpack(row))
-    last = next(rows.scan(Table.OFFSETS, reverse=True), None)
+    last = next(rows.scan(OFFSETS, reverse=True), None)
     if last is None:
         return log
     batch = read_batch(*last)
@@ -142,7 +143,7 @@ def load_log(rows: Rows) -> LogRow:
 
 def find_batch(rows: Rows, offset: int) -> BatchRow | None:
     """The batch that holds this offset."""
-    found = next(rows.scan(Table.OFFSETS, stop=offset_key(offset + 1), reverse=True), None)
+    found = next(rows.scan(OFFSETS, stop=offset_key(offset + 1), reverse=True), None)
     if found is None:
         return None
     batch = read_batch(*found)
@@ -162,7 +163,7 @@ def bounds(rows: Rows) -> Bounds:
 
 
 def lanes_of(rows: Rows) -> int:
-    encoded = rows.get(Table.META, SETTINGS_KEY)
+    encoded = rows.get(META, SETTINGS_KEY)
     return 1 if encoded is None else PartitionSettings.decode(encoded).lanes
 
 

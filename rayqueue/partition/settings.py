@@ -3,19 +3,27 @@
 Every replica must apply with the same ones, or they diverge. So they are part
 of the replicated state: what the constructor is given counts for a new
 partition only, and is changed by ``configure_command``.
+
+They are written as a map, so that a release may add one: with a default that
+means what there was before, and that never changes.
 """
 
 from __future__ import annotations
 
 import struct
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from struct import Struct
+
+import msgspec
 
 from rayqueue.errors import ConfigError, UnknownFormatError
 from rayqueue.protocol.topics import TopicSettings
+from rayqueue.protocol.unpacking import unpack
 
-_FORMAT = 1
-_LAYOUT = Struct("<BHIIIQQQ?QQQ")  # the format, then the fields in their order; 0 is no limit
+_HEAD = bytes((2,))
+"""The format: a map of names to values follows."""
+_FIXED_FORMAT = 1
+_FIXED = Struct("<BHIIIQQQ?QQQ")  # the format, then the fields in the order that they had
 
 _MUCH = 2**62
 _RANGES = {
@@ -74,17 +82,41 @@ class PartitionSettings:
         )
 
     def encode(self) -> bytes:
-        return _LAYOUT.pack(_FORMAT, *(field or 0 for field in astuple(self)))
+        return _HEAD + _encode(self)
 
     @staticmethod
     def decode(encoded: bytes) -> PartitionSettings:
-        """``UnknownFormatError`` if this release cannot read them."""
-        if encoded[:1] != bytes((_FORMAT,)):
+        """A setting that is not there has its default. ``UnknownFormatError`` if this release cannot read them, or does
+        not know one of them: whoever applies the log without it diverges."""
+        if encoded[:1] == bytes((_FIXED_FORMAT,)):
+            return _decode_fixed(encoded)
+        if encoded[:1] != _HEAD:
             raise UnknownFormatError(f"partition settings of format {encoded[:1].hex()} are unknown to this release")
+        found = unpack(_decoder, memoryview(encoded)[1:], _unreadable)
+        unknown = found.keys() - PartitionSettings.__slots__
+        if unknown:
+            raise UnknownFormatError(
+                f"a newer release has written the partition settings {', '.join(sorted(unknown))}: upgrade this one",
+                unknown=sorted(unknown),
+            )
         try:
-            _, lanes, producers, window, groups, version, *limits = _LAYOUT.unpack(encoded)
-        except struct.error as error:
-            raise UnknownFormatError(f"partition settings cannot be read: {error}") from None
+            return PartitionSettings(**found)  # type: ignore[arg-type]  # the ranges are checked
+        except (ConfigError, TypeError) as error:
+            raise _unreadable(str(error)) from None
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decoder = msgspec.msgpack.Decoder(dict[str, int | bool | None])
+
+
+def _unreadable(why: str) -> UnknownFormatError:
+    return UnknownFormatError(f"partition settings cannot be read: {why}")
+
+
+def _decode_fixed(encoded: bytes) -> PartitionSettings:
+    """As they were written before there were names. 0 is no limit."""
+    try:
+        _, lanes, producers, window, groups, version, *limits = _FIXED.unpack(encoded)
         age_ms, size_bytes, consumed, record_bytes, backlog_bytes, backlog_records = limits
         return PartitionSettings(
             lanes,
@@ -99,3 +131,5 @@ class PartitionSettings:
             backlog_bytes or None,
             backlog_records or None,
         )
+    except (struct.error, ConfigError) as error:
+        raise _unreadable(str(error)) from None

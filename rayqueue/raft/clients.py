@@ -8,10 +8,12 @@ replica's token, its connection leaves the transport and belongs to a
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any, Protocol
 
-from rayqueue.errors import HandshakeError
+from rayqueue.errors import HandshakeError, IncompatibleVersionError
 from rayqueue.protocol import hello
+from rayqueue.protocol.versions import Versions, agree
 from rayqueue.raft.stream import Stream
 from rayqueue.raft.transport import Transport
 
@@ -19,31 +21,46 @@ from rayqueue.raft.transport import Transport
 class Guest:
     """The replica's side of a client's handshake. Does no I/O; ``nonce`` is fresh for every connection."""
 
-    def __init__(self, token: bytes, nonce: bytes, binding: bytes) -> None:
+    def __init__(self, token: bytes, nonce: bytes, binding: bytes, speaks: Versions = hello.SPEAKS) -> None:
         self.unread = b""
         """Bytes that came after the handshake's last message."""
         self.proven = False
+        self.version = 0
+        """Of all that follows the handshake."""
         self._key = hello.key_of(token, binding)
         self._nonce = nonce
-        self._client_nonce = b""
+        self._speaks = speaks
+        self._hellos = b"", hello.hello(nonce, speaks)
+        self._client_speaks: Versions | None = None
 
     def receive(self, data: bytes) -> bytes:
         """Take received bytes, return bytes to send. ``HandshakeError``: hang up."""
         self.unread += data
         reply = b""
-        if not self._client_nonce:
+        if self._client_speaks is None:
             if len(self.unread) < hello.HELLO_BYTES:
                 return reply
-            self._client_nonce = hello.nonce_of(self._take(hello.HELLO_BYTES))
-            if self._client_nonce == self._nonce:
-                raise HandshakeError("the client returned our own nonce")
-            reply = hello.hello(self._nonce)
+            reply = self._answer(self._take(hello.HELLO_BYTES))
+        if self.unread and not self.version:
+            self._agree(self._client_speaks)  # it goes on, though there is no version in common
         if not self.proven and len(self.unread) >= hello.MAC_BYTES:
-            nonces = self._client_nonce, self._nonce
-            hello.check_proof(self._take(hello.MAC_BYTES), self._key, b"client", *nonces)
+            hello.check_proof(self._take(hello.MAC_BYTES), self._key, b"client", *self._hellos)
             self.proven = True
-            reply += hello.proof(self._key, b"replica", *nonces)
+            reply += hello.proof(self._key, b"replica", *self._hellos)
         return reply
+
+    def _answer(self, message: bytes) -> bytes:
+        self._client_speaks, nonce = hello.read_hello(message)
+        if nonce == self._nonce:
+            raise HandshakeError("the client returned our own nonce")
+        self._hellos = message, self._hellos[1]
+        # Without a version in common it is answered all the same: that is how it learns why.
+        with suppress(IncompatibleVersionError):
+            self._agree(self._client_speaks)
+        return self._hellos[1]
+
+    def _agree(self, theirs: Versions) -> None:
+        self.version = agree(self._speaks, theirs, us="this replica", them="the client")
 
     def _take(self, size_bytes: int) -> bytes:
         taken, self.unread = self.unread[:size_bytes], self.unread[size_bytes:]

@@ -56,7 +56,7 @@ from rayqueue.errors import (
     TransferFailedError,
 )
 from rayqueue.ids import Index, NodeId
-from rayqueue.log.store import Checkpoint, Entry, LogStore, Table
+from rayqueue.log.store import MEMBERS, Checkpoint, Entry, LogStore
 from rayqueue.raft._pysyncobj import FOLLOWER, LEADER, MEMBERSHIP, NO_OP
 from rayqueue.raft.election import Elections
 from rayqueue.raft.follower import Refused, accept
@@ -121,11 +121,11 @@ class RaftEngine(Elections):
     @staticmethod
     def bootstrap(store: LogStore, members: Members) -> None:
         """Write a new group's first membership. Once in a group's life, the same at each first member."""
-        if store.last_index or store.hard.term or store.get(Table.MEMBERS, _index_key(Index(0))):
+        if store.last_index or store.hard.term or store.get(MEMBERS, _index_key(Index(0))):
             raise MembershipError(
                 f"{store.group_id} exists already at {store.node_id}; it cannot be bootstrapped again"
             )
-        store.put(Table.MEMBERS, _index_key(Index(0)), members.encode())
+        store.put(MEMBERS, _index_key(Index(0)), members.encode())
         store.sync()
 
     # -- what the outside may ask ---------------------------------------------------
@@ -211,7 +211,7 @@ class RaftEngine(Elections):
 
         The second half matters as much: a new leader may hold a membership that a majority never saw.
         """
-        newest = next(self.store.scan(Table.MEMBERS, reverse=True), None)
+        newest = next(self.store.scan(MEMBERS, reverse=True), None)
         return self.commit < self.noop_index or (newest is not None and _key_index(newest[0]) > self.commit)
 
     def transfer_leadership(self, target: NodeId, now: float, context: Any) -> None:
@@ -591,21 +591,21 @@ class RaftEngine(Elections):
 
     def _stored_members(self, index: Index) -> Members:
         """The membership in force at ``index``."""
-        for _, row in self.store.scan(Table.MEMBERS, stop=_index_key(Index(index + 1)), reverse=True):
+        for _, row in self.store.scan(MEMBERS, stop=_index_key(Index(index + 1)), reverse=True):
             return Members.decode(row)
         return Members(frozenset())
 
     def _note_members(self, entry: Entry) -> None:
         """A membership counts from the moment its entry is in the log, committed or not."""
         if entry.payload[:1] == _MEMBERSHIP_TAG:
-            self.store.put(Table.MEMBERS, _index_key(entry.index), entry.payload[1:])
+            self.store.put(MEMBERS, _index_key(entry.index), entry.payload[1:])
             self._use_members(Members.decode(entry.payload[1:]))
 
     def _forget_members(self, first: Index) -> None:
         """The log was cut at ``first``: the memberships after it never happened."""
-        keys = [key for key, _ in self.store.scan(Table.MEMBERS, start=_index_key(first))]
+        keys = [key for key, _ in self.store.scan(MEMBERS, start=_index_key(first))]
         for key in keys:
-            self.store.delete(Table.MEMBERS, key)
+            self.store.delete(MEMBERS, key)
         if keys:
             self._use_members(self._stored_members(Index(first - 1)))
 

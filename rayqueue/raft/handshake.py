@@ -1,12 +1,12 @@
-"""Who is at the other end: a mutual proof of the cluster's secret.
+"""The handshake of two replicas: a mutual proof of the cluster's secret, and the version of all that follows.
 
 Owns the first four messages on every connection, before anything else is
-parsed, and the version of all that follows. Does no I/O and draws no random
-numbers: nonces are handed in, and must be fresh for every connection.
+parsed. Does no I/O and draws no random numbers: nonces are handed in, and must
+be fresh for every connection.
 
-    dialer                                                    acceptor
-      Hello      version, nonce, group, who, where, whom  ->
-             <-  version, nonce, group, who, where             Challenge
+    dialer                                                     acceptor
+      Hello      versions, nonce, group, who, where, whom  ->
+             <-  versions, nonce, group, who, where             Challenge
       Proof      HMAC("dialer", Hello, Challenge)         ->
              <-  HMAC("acceptor", Hello, Challenge, Proof)     Welcome
 
@@ -14,7 +14,8 @@ Why it holds:
 
 - Both MACs cover every byte of Hello and Challenge, hence both nonces: an old
   recording does not fit a new nonce (replay), and nobody can change an id, a
-  group, an address or the version on the way.
+  group, an address or the versions on the way: both sides use the highest that
+  both speak, and nobody can make them use an older one.
 - Each MAC is bound to its role by a label, and a node refuses its own id: what
   one side says is useless when sent back to it (reflection).
 - The key is derived from the secret and, under TLS, from the TLS session
@@ -38,10 +39,15 @@ from dataclasses import dataclass
 from enum import IntEnum
 from struct import Struct
 
-from rayqueue.errors import ConfigError, HandshakeError
+from rayqueue.errors import ConfigError, HandshakeError, IncompatibleVersionError
 from rayqueue.ids import GroupId, NodeId
+from rayqueue.protocol.versions import Versions, agree
 
-VERSION = 1
+SPEAKS = Versions(2, 2)
+"""The versions of what replicas say to each other, of log entries and of checkpoints: a replica must be able to read
+what another one sends, and to apply it (docs/upgrades.md).
+
+2: a follower says that its disk is full (``AppendReply.full``), and the range is said. Version 1 was never released."""
 NONCE_BYTES = 32
 INCARNATION_BYTES = 16
 NEVER_SEEN = bytes(NONCE_BYTES)
@@ -51,11 +57,11 @@ _MAGIC = b"RQH"
 _HEAD = Struct("<3sBH")  # magic, kind, bytes of body
 _HELLO, _CHALLENGE, _PROOF, _WELCOME, _REFUSE = 1, 2, 3, 4, 5
 
-# The version comes first and stays there in all versions, so that two releases can at least tell why they part.
-_HELLO_BODY = Struct("<H32s16sQ32sH")  # version, nonce, incarnation, attempt, last_seen, port; then four names
-_CHALLENGE_BODY = Struct("<H32s16sH")  # version, nonce, incarnation, port; then three names
-_VERSION_FIELD = Struct("<H")
-_REFUSE_BODY = Struct("<HB")  # version, reason
+# The versions come first and stay there in all versions, so that two releases can at least tell why they part.
+_HELLO_BODY = Struct("<HH32s16sQ32sH")  # versions, nonce, incarnation, attempt, last_seen, port; then four names
+_CHALLENGE_BODY = Struct("<HH32s16sH")  # versions, nonce, incarnation, port; then three names
+_VERSIONS = Struct("<HH")  # lowest, highest
+_REFUSE_BODY = Struct("<HHB")  # versions, reason
 _MAC_BYTES = 32
 _MAX_NAME_BYTES = 255
 _MAX_BODY_BYTES = {
@@ -121,11 +127,14 @@ def check_secret(secret: bytes) -> None:
 class _Side:
     """What both ends share: taking messages out of a stream, and the key."""
 
-    def __init__(self, me: Identity, secret: bytes, nonce: bytes, binding: bytes) -> None:
+    def __init__(self, me: Identity, secret: bytes, nonce: bytes, binding: bytes, speaks: Versions) -> None:
         check_secret(secret)
         if len(nonce) != NONCE_BYTES:
             raise ConfigError(f"a nonce must have {NONCE_BYTES} bytes", key="nonce")
         self.me = me
+        self.speaks = speaks
+        self.version = 0
+        """Of all that follows, once the other side's is known. Proven when the handshake is done."""
         self.unread = b""
         """Bytes that came after the handshake's last message."""
         self._nonce = nonce
@@ -135,6 +144,14 @@ class _Side:
     def _mac(self, role: bytes, *transcript: bytes) -> bytes:
         # Every message carries its own length, so the concatenation is unambiguous.
         return hmac.digest(self._key, role + b"\0" + b"".join(transcript), "sha256")
+
+    def _agree(self, body: bytes) -> None:
+        """Settle the version; a message of the other side begins with those that it speaks."""
+        if len(body) < _VERSIONS.size:
+            raise HandshakeError("a message too short to hold its versions")
+        self.version = agree(
+            self.speaks, Versions(*_VERSIONS.unpack_from(body)), us="this replica", them="the other one"
+        )
 
     def _next(self, expected: Sequence[int]) -> tuple[int, bytes, bytes] | None:
         """Kind, body and whole bytes of the next message, or None if it is not all here."""
@@ -168,14 +185,15 @@ class Dialer(_Side):
         attempt: int,
         last_seen: bytes = NEVER_SEEN,
         binding: bytes = b"",
+        speaks: Versions = SPEAKS,
     ) -> None:
-        super().__init__(me, secret, nonce, binding)
+        super().__init__(me, secret, nonce, binding, speaks)
         self.wanted = wanted
         self.attempt = attempt
         self.done = False
         self.proven = False
         """True once the Proof has left: the acceptor may count this connection as standing from now on."""
-        fields = _HELLO_BODY.pack(VERSION, nonce, me.incarnation, attempt, last_seen, me.port)
+        fields = _HELLO_BODY.pack(*speaks, nonce, me.incarnation, attempt, last_seen, me.port)
         self.hello = _message(_HELLO, fields + _names(me.group_id, me.node_id, me.host, wanted))
         self._challenge = b""
         self._proof = b""
@@ -204,7 +222,7 @@ class Dialer(_Side):
                 break
             kind, body, whole = message
             if kind == _REFUSE:
-                raise _refused(body)
+                raise self._refused(body)
             if kind == _CHALLENGE:
                 reply += self._prove(body, whole)
             elif not hmac.compare_digest(body, self._mac(b"acceptor", self.hello, self._challenge, self._proof)):
@@ -213,11 +231,26 @@ class Dialer(_Side):
                 self.done = True
         return reply
 
+    def _refused(self, body: bytes) -> HandshakeError:
+        if len(body) != _REFUSE_BODY.size:
+            return HandshakeError("refused without a readable reason")
+        *_, code = _REFUSE_BODY.unpack(body)
+        try:
+            reason = Reason(code)
+        except ValueError:
+            return HandshakeError(f"refused for reason {code}, unknown to this version")
+        if reason is Reason.VERSION:
+            try:
+                self._agree(body)
+            except IncompatibleVersionError as error:
+                return error
+        return HandshakeError(f"refused: {reason.name.lower().replace('_', ' ')}", reason=reason)
+
     def _prove(self, body: bytes, whole: bytes) -> bytes:
-        _check_version(body)
+        self._agree(body)
         if len(body) < _CHALLENGE_BODY.size:
             raise HandshakeError("malformed Challenge")
-        _, nonce, incarnation, port = _CHALLENGE_BODY.unpack_from(body)
+        _, _, nonce, incarnation, port = _CHALLENGE_BODY.unpack_from(body)
         group_id, node_id, host = _parse_names(body[_CHALLENGE_BODY.size :], 3)
         if group_id != self.me.group_id:
             raise HandshakeError("the acceptor belongs to another group", group=group_id)
@@ -236,8 +269,10 @@ class Dialer(_Side):
 class Acceptor(_Side):
     """The side that was called. After ``receive`` has set ``claim``, the caller decides: ``welcome`` or ``refuse``."""
 
-    def __init__(self, me: Identity, secret: bytes, *, nonce: bytes, binding: bytes = b"") -> None:
-        super().__init__(me, secret, nonce, binding)
+    def __init__(
+        self, me: Identity, secret: bytes, *, nonce: bytes, binding: bytes = b"", speaks: Versions = SPEAKS
+    ) -> None:
+        super().__init__(me, secret, nonce, binding, speaks)
         self.claim: Claim | None = None
         """Who is there. Set once it is proven."""
         self.last_words = b""
@@ -277,19 +312,18 @@ class Acceptor(_Side):
             raise HandshakeError("nobody has proven anything yet")
         return _message(_WELCOME, self._mac(b"acceptor", self._hello, self._challenge, self._proof))
 
-    @staticmethod
-    def refuse(reason: Reason) -> bytes:
-        return _message(_REFUSE, _REFUSE_BODY.pack(VERSION, reason))
+    def refuse(self, reason: Reason) -> bytes:
+        return _message(_REFUSE, _REFUSE_BODY.pack(*self.speaks, reason))
 
     def _answer(self, body: bytes, whole: bytes) -> bytes:
         try:
-            _check_version(body)
+            self._agree(body)
         except HandshakeError:
             self.last_words = self.refuse(Reason.VERSION)
             raise
         if len(body) < _HELLO_BODY.size:
             raise HandshakeError("malformed Hello")
-        _, nonce, incarnation, attempt, last_seen, port = _HELLO_BODY.unpack_from(body)
+        _, _, nonce, incarnation, attempt, last_seen, port = _HELLO_BODY.unpack_from(body)
         group_id, node_id, host, wanted = _parse_names(body[_HELLO_BODY.size :], 4)
         if group_id != self.me.group_id:
             raise self._refusal(Reason.GROUP, "the dialer belongs to another group", group=group_id)
@@ -302,7 +336,7 @@ class Acceptor(_Side):
         self._said = Claim(_identity(node_id, group_id, host, port, incarnation), attempt, last_seen)
         self._hello = whole
         me = self.me
-        fields = _CHALLENGE_BODY.pack(VERSION, self._nonce, me.incarnation, me.port)
+        fields = _CHALLENGE_BODY.pack(*self.speaks, self._nonce, me.incarnation, me.port)
         self._challenge = _message(_CHALLENGE, fields + _names(me.group_id, me.node_id, me.host))
         return self._challenge
 
@@ -342,22 +376,3 @@ def _identity(node_id: str, group_id: str, host: str, port: int, incarnation: by
         return Identity(NodeId(node_id), GroupId(group_id), host, port, incarnation)
     except ConfigError as error:
         raise HandshakeError(f"the other side's identity is not valid: {error}") from error
-
-
-def _check_version(body: bytes) -> None:
-    if len(body) < _VERSION_FIELD.size:
-        raise HandshakeError("a message too short to hold a version")
-    (version,) = _VERSION_FIELD.unpack_from(body)
-    if version != VERSION:
-        raise HandshakeError(f"the other side speaks version {version}, this one {VERSION}", version=version)
-
-
-def _refused(body: bytes) -> HandshakeError:
-    if len(body) != _REFUSE_BODY.size:
-        return HandshakeError("refused without a readable reason")
-    version, code = _REFUSE_BODY.unpack(body)
-    try:
-        reason = Reason(code)
-    except ValueError:
-        return HandshakeError(f"refused for reason {code}, unknown to this version", version=version)
-    return HandshakeError(f"refused: {reason.name.lower().replace('_', ' ')}", reason=reason, version=version)

@@ -1,8 +1,8 @@
 """Messages as bytes, and bytes as messages.
 
 Owns the frame format between two replicas whose handshake is done (its
-version is ``handshake.VERSION``; changing a byte here means raising that
-number). Does no I/O: ``encode`` gives buffers for a gathering write,
+version is agreed there; changing a byte here means raising
+``handshake.SPEAKS``). Does no I/O: ``encode`` gives buffers for a gathering write,
 ``FrameReader`` lends out the buffer to receive into.
 
 A frame, little-endian throughout::

@@ -14,7 +14,9 @@ from pathlib import Path
 from rayqueue.config import Settings
 from rayqueue.ids import GroupId, NodeId
 from rayqueue.log.lmdb_store import LmdbOptions, LmdbStore
+from rayqueue.log.store import Schema
 from rayqueue.partition import PartitionSettings
+from rayqueue.partition.tables import PARTITION
 from rayqueue.protocol.seals import Seals
 from rayqueue.raft.engine import RaftEngine
 from rayqueue.raft.members import Members
@@ -45,7 +47,7 @@ def start_replica(
     on_fatal: Callable[[BaseException], None],
 ) -> PartitionReplica:
     """Run the replica whose data is at ``path``. It listens on a free port of ``host``; see its status for which."""
-    store, transport = open_replica(path, group_id, node_id, settings, host=host)
+    store, transport = open_replica(path, group_id, node_id, settings, PARTITION, host=host)
     return PartitionReplica(
         store,
         transport,
@@ -61,11 +63,12 @@ def start_replica(
 
 
 def open_replica(
-    path: Path, group_id: GroupId, node_id: NodeId, settings: Settings, *, host: str = "127.0.0.1"
+    path: Path, group_id: GroupId, node_id: NodeId, settings: Settings, schema: Schema, *, host: str = "127.0.0.1"
 ) -> tuple[LmdbStore, TcpTransport]:
-    """What a ``Replica`` of any kind runs on: its data at ``path``, and a free port of ``host``. They are its own."""
+    """What a ``Replica`` of any kind runs on: its data at ``path``, with the tables of its state machine, and a free
+    port of ``host``. They are its own."""
     secret = secret_of(settings)
-    store = LmdbStore.open(path, group_id, node_id, _lmdb_options(settings))
+    store = LmdbStore.open(path, group_id, node_id, _lmdb_options(settings), schema)
     try:
         transport = TcpTransport(
             node_id,

@@ -17,10 +17,10 @@ from __future__ import annotations
 import json
 import tarfile
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -43,11 +43,13 @@ from rayqueue.cluster.commands import (
     encode_command,
 )
 from rayqueue.cluster.machine import ClusterMachine
+from rayqueue.cluster.tables import COORDINATOR
 from rayqueue.config import RaftSettings
 from rayqueue.errors import RayQueueError
 from rayqueue.ids import GroupId, NodeId
 from rayqueue.log.lmdb_codec import FORMAT_VERSION
 from rayqueue.log.lmdb_store import LmdbOptions, LmdbStore
+from rayqueue.log.store import Schema
 from rayqueue.partition import (
     Partition,
     PartitionSettings,
@@ -61,6 +63,7 @@ from rayqueue.partition import (
     read,
     trim_command,
 )
+from rayqueue.partition.tables import PARTITION
 from rayqueue.protocol.topics import TopicPartition, TopicSettings
 from rayqueue.raft.engine import RaftEngine
 from rayqueue.raft.machine import StateMachine
@@ -71,8 +74,8 @@ HERE = Path(__file__).parent
 ARCHIVE = "stores.tar.xz"
 CONTENTS = "contents.json"
 
-PARTITION = GroupId("orders-0")
-COORDINATOR = GroupId("coordinator")
+PARTITION_ID = GroupId("orders-0")
+COORDINATOR_ID = GroupId("coordinator")
 LEADER, FOLLOWER, FIRST = NodeId("r0"), NodeId("r1"), NodeId("c1")
 
 SMALL = LmdbOptions(map_bytes=256 << 10, map_step_bytes=64 << 10, reserve_bytes=32 << 10, wal_bytes=32 << 10)
@@ -252,7 +255,7 @@ def _batch(first: int, count: int, **fields: Any) -> bytes:
 
 
 def write_partition(path: Path) -> None:
-    store = LmdbStore.create(path / "partition", PARTITION, LEADER, SMALL)
+    store = LmdbStore.create(path / "partition", PARTITION_ID, LEADER, SMALL, PARTITION)
     RaftEngine.bootstrap(store, Members.of([LEADER]))
     leader = Leader(store, Partition(store, PartitionSettings(lanes=3)))
     leader.change_members(Members.of([LEADER], [FOLLOWER]))
@@ -290,7 +293,7 @@ def write_partition(path: Path) -> None:
     leader.write(*last)
     assert store.dirty, "the write-ahead file should hold the end"
 
-    follower = LmdbStore.create(path / "follower", PARTITION, FOLLOWER, SMALL)
+    follower = LmdbStore.create(path / "follower", PARTITION_ID, FOLLOWER, SMALL, PARTITION)
     partition = Partition(follower, PartitionSettings())
     follower.sync()
     follower.install(checkpoint)
@@ -309,7 +312,7 @@ def write_partition(path: Path) -> None:
 
 
 def write_cluster(path: Path) -> None:
-    store = LmdbStore.create(path / "coordinator", COORDINATOR, FIRST, SMALL)
+    store = LmdbStore.create(path / "coordinator", COORDINATOR_ID, FIRST, SMALL, COORDINATOR)
     RaftEngine.bootstrap(store, Members.of([FIRST]))
     leader = Leader(store, ClusterMachine(store))
 
@@ -328,7 +331,7 @@ def write_cluster(path: Path) -> None:
         ),
         CreateTopic("gone", TopicSettings(replication=1), (("b1",),)),
         ReplicasMade((("orders-0.1", "r1"),)),
-        PlaceCoordinator(COORDINATOR, "c2", "b1"),
+        PlaceCoordinator(COORDINATOR_ID, "c2", "b1"),
         TakeProducerIds(1_000),
         ChangeGroup("billing", (join("m1", "orders"), join("m2", "orders", instance="two")), True, NOW_MS),
         ChangeGroup("idle", (join("m3", "orders"),), True, NOW_MS),
@@ -356,10 +359,20 @@ def write_cluster(path: Path) -> None:
     store.close()
 
 
+class Kept(NamedTuple):
+    group_id: GroupId
+    node_id: NodeId
+    schema: Schema
+    contents: Callable[[LmdbStore], dict[str, Any]]
+
+    def open(self, path: Path) -> LmdbStore:
+        return LmdbStore.open(path, self.group_id, self.node_id, SMALL, self.schema)
+
+
 STORES = {
-    "partition": (PARTITION, LEADER, partition_contents),
-    "follower": (PARTITION, FOLLOWER, partition_contents),
-    "coordinator": (COORDINATOR, FIRST, cluster_contents),
+    "partition": Kept(PARTITION_ID, LEADER, PARTITION, partition_contents),
+    "follower": Kept(PARTITION_ID, FOLLOWER, PARTITION, partition_contents),
+    "coordinator": Kept(COORDINATOR_ID, FIRST, COORDINATOR, cluster_contents),
 }
 
 
@@ -375,9 +388,9 @@ def main() -> None:
                 for file in ("data.mdb", "WAL"):
                     archive.add(path / name / file, f"{name}/{file}")
         contents = {}
-        for name, (group_id, node_id, describe) in STORES.items():
-            store = LmdbStore.open(path / name, group_id, node_id, SMALL)
-            contents[name] = describe(store)
+        for name, kept in STORES.items():
+            store = kept.open(path / name)
+            contents[name] = kept.contents(store)
             store.close()
     (folder / CONTENTS).write_text(json.dumps(contents, indent=1, sort_keys=True) + "\n")
 

@@ -423,7 +423,8 @@ def _handshake_seeds() -> list[bytes]:
     acceptor.receive(proof)
     welcome = acceptor.welcome()
     key = hello.key_of(b"t" * 32)
-    guest = hello.hello(b"c" * 32) + hello.proof(key, b"client", b"c" * 32, b"a" * 32)
+    first = hello.hello(b"c" * 32)
+    guest = first + hello.proof(key, b"client", first, hello.hello(b"a" * 32))
     refusal = acceptor.refuse(7)  # type: ignore[arg-type]
     return [dialer.hello, dialer.hello + proof, challenge, challenge + welcome, refusal, guest]
 

@@ -26,9 +26,10 @@ from rayqueue.errors import DamagedLogError
 from rayqueue.ids import GroupId, Index, NodeId, Term
 from rayqueue.log.memory_store import MemoryStore
 from rayqueue.log.ops import Append
-from rayqueue.log.store import Entry, Table
+from rayqueue.log.store import MEMBERS, Entry
 from rayqueue.log.wal import Wal
 from rayqueue.partition import Appended, Fetched, Partition, PartitionSettings
+from rayqueue.partition.tables import GROUPS, OFFSETS, PARTITION, PRODUCERS
 from rayqueue.protocol.data import ANY_LANE, Cursor
 from rayqueue.raft.members import Members
 from rayqueue.records import BatchHeader
@@ -70,7 +71,7 @@ class OnDisk:
         known = self._seen.get(store.node_id)
         if known is None or known[0] != version:
             try:
-                records = list(Wal(disk.wal).replay(disk.txn_id))
+                records = list(Wal(disk.wal).replay(disk.txn_id, PARTITION.by_number))
             except DamagedLogError as error:
                 raise BrokenError(Invariant.OPENS, f"{store.node_id} could not be opened now: {error}") from error
             terms = {op.entry.index: op.entry.term for ops in records for op in ops if isinstance(op, Append)}
@@ -153,7 +154,7 @@ class ReadChecker:
     """The batches of the committed log, from a machine beside the replicas', and what readers are told of them."""
 
     def __init__(self, settings: PartitionSettings) -> None:
-        self.store = MemoryStore(GroupId("sim-0"), NodeId("reference"))
+        self.store = MemoryStore(GroupId("sim-0"), NodeId("reference"), PARTITION)
         self.machine = Partition(self.store, settings)
         self.applied = Index(0)
         self.batches: list[Fetched] = []
@@ -235,7 +236,7 @@ class Checker(LogChecker):
         # A membership that is in the log but came after the commit does not count against it.
         memberships = _undamaged(
             node,
-            lambda: [Members.decode(row) for _, row in node.disk.scan(Table.MEMBERS, reverse=True)][:2],
+            lambda: [Members.decode(row) for _, row in node.disk.scan(MEMBERS, reverse=True)][:2],
             [node.engine.members],
         )
         if not any(members.is_majority(holders) for members in memberships):
@@ -275,8 +276,8 @@ class Checker(LogChecker):
             raise BrokenError(Invariant.READABLE, f"{node.node_id} trimmed what readers may still ask for")
         # Rows before the first readable batch are swept a few at a time, so replicas may differ there.
         start = node.machine.start_offset
-        first = next(reference.scan(Table.OFFSETS, stop=(start + 1).to_bytes(8, "big"), reverse=True), (b"", b""))[0]
-        for table, begin in ((Table.OFFSETS, first), (Table.PRODUCERS, b""), (Table.GROUPS, b"")):
+        first = next(reference.scan(OFFSETS, stop=(start + 1).to_bytes(8, "big"), reverse=True), (b"", b""))[0]
+        for table, begin in ((OFFSETS, first), (PRODUCERS, b""), (GROUPS, b"")):
             if list(node.disk.scan(table, begin)) != list(reference.scan(table, begin)):
                 raise BrokenError(Invariant.SAME_STATE, f"{node.node_id} has other {table.name} than the log gives")
 

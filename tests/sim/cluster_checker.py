@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 from rayqueue.cluster.groups import Group
 from rayqueue.cluster.machine import ClusterMachine
+from rayqueue.cluster.tables import COORDINATOR
 from rayqueue.errors import UnknownMemberError
 from rayqueue.ids import GroupId, Index, NodeId
 from rayqueue.log.memory_store import MemoryStore
@@ -46,7 +47,7 @@ class ClusterChecker(LogChecker):
     def __init__(self, world: ClusterWorld) -> None:
         super().__init__()
         self.world = world
-        self.reference = ClusterMachine(MemoryStore(GroupId("coordinator"), NodeId("reference")))
+        self.reference = ClusterMachine(MemoryStore(GroupId("coordinator"), NodeId("reference"), COORDINATOR))
         self.reference.on_group_changed = self._group_changed
         self.applied = Index(0)
         self.generations: dict[str, int] = {}

@@ -17,8 +17,8 @@ from rayqueue.cluster.commands import Join, Release
 from rayqueue.cluster.groups import _GROUP, Group, Groups, Member, _encode, _GroupRow, _Step
 from rayqueue.cluster.memberships import Memberships
 from rayqueue.cluster.sessions import Session
+from rayqueue.cluster.tables import META
 from rayqueue.errors import RayQueueError
-from rayqueue.log.store import Table
 from rayqueue.partition.groups import Groups as PartitionGroups
 from rayqueue.protocol.topics import TopicPartition
 from tests.sim.cluster_members import Held, SimMember
@@ -144,7 +144,7 @@ def _late_joiners_starve(step: _Step, topics: Any) -> None:
 
 def _write_head_only(groups: Groups, group: Group, step: _Step) -> None:
     row = _GroupRow(group.name, group.generation, group.assignor)
-    groups._store.put(Table.META, _GROUP + group.name.encode(), _encode(row))
+    groups._store.put(META, _GROUP + group.name.encode(), _encode(row))
 
 
 def _mutation(

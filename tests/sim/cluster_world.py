@@ -16,11 +16,13 @@ from random import Random
 from typing import Any
 
 from rayqueue.cluster.assignors import STRATEGIES
+from rayqueue.cluster.tables import COORDINATOR
 from rayqueue.config import ClusterSettings, RaftSettings
 from rayqueue.errors import RayQueueError, TopicRecreatedError, UnknownTopicError
 from rayqueue.ids import GroupId, Index, NodeId
 from rayqueue.log.memory_store import MemoryStore
 from rayqueue.partition import Partition, PartitionSettings, commit_command, forget_group_command
+from rayqueue.partition.tables import PARTITION
 from rayqueue.protocol.calls import DeletedGroup, Position
 from rayqueue.protocol.topics import TopicPartition
 from rayqueue.raft.members import Members
@@ -78,7 +80,7 @@ class SimPartition:
     """A partition that never fails: the real machine, one entry after the other."""
 
     def __init__(self) -> None:
-        self._machine = Partition(MemoryStore(GroupId("p"), NodeId("p")), PartitionSettings())
+        self._machine = Partition(MemoryStore(GroupId("p"), NodeId("p"), PARTITION), PartitionSettings())
         self._index = 1
         self._machine.apply(Index(1), _records())
 
@@ -161,7 +163,7 @@ class ClusterWorld:
     # -- for nodes and clients ------------------------------------------------------------------
 
     def new_disk(self, group_id: GroupId, node_id: NodeId) -> MemoryStore:
-        return new_disk(self, group_id, node_id)
+        return new_disk(self, group_id, node_id, COORDINATOR)
 
     def crash_disk(self, disk: MemoryStore) -> MemoryStore:
         return disk.reopen()

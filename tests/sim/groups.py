@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from rayqueue.errors import InvalidInputError, StaleGenerationError
 from rayqueue.ids import GroupId, Index, NodeId
 from rayqueue.log.memory_store import MemoryStore
-from rayqueue.log.store import Entry, Table
+from rayqueue.log.store import Entry
 from rayqueue.partition import (
     Appended,
     Committed,
@@ -34,6 +34,7 @@ from rayqueue.partition import (
 )
 from rayqueue.partition.answers import Deleted
 from rayqueue.partition.commands import CommitOffsets, ForgetGroup, PinGroup, Trim, decode
+from rayqueue.partition.tables import LANES, PARTITION
 from rayqueue.records import BATCH_TAG, BatchHeader
 from tests.sim.invariants import BrokenError, Invariant
 
@@ -188,7 +189,7 @@ class _Replay:
     """The committed log once more: the real machine's answers beside a model's."""
 
     def __init__(self) -> None:
-        self.store = MemoryStore(GroupId("sim-0"), NodeId("groups"))
+        self.store = MemoryStore(GroupId("sim-0"), NodeId("groups"), PARTITION)
         self.machine = Partition(self.store, SETTINGS)
         self.groups: dict[str, _Group] = {}
         self.lanes: list[int] = []  # of each record
@@ -282,7 +283,7 @@ def check_groups(committed: Mapping[Index, Entry], last: Index, nodes: Collectio
         for lane in range(SETTINGS.lanes):
             # From the first batch that all are sure to have: what is before it is swept a few rows at a time.
             begin, end = bytes((lane,)) + first.to_bytes(8, "big"), bytes((lane + 1,))
-            if list(node.disk.scan(Table.LANES, begin, end)) != list(replay.store.scan(Table.LANES, begin, end)):
+            if list(node.disk.scan(LANES, begin, end)) != list(replay.store.scan(LANES, begin, end)):
                 raise BrokenError(Invariant.SAME_STATE, f"{node.node_id} has another lane {lane} than the log gives")
         if (node.machine.backlog(), node.machine.lane_ends()) != (replay.machine.backlog(), replay.machine.lane_ends()):
             raise BrokenError(Invariant.SAME_STATE, f"{node.node_id} counts another backlog than the log gives")

@@ -22,6 +22,7 @@ from rayqueue.log.memory_store import MemoryDisk, MemorySnapshot, MemoryStore
 from rayqueue.log.ops import LogState, Op, index_key
 from rayqueue.log.store import Entry, LogStore
 from rayqueue.log.wal import SECTOR_BYTES, Wal
+from rayqueue.partition.tables import PARTITION
 from rayqueue.raft import follower
 from rayqueue.raft.engine import RaftEngine
 from rayqueue.raft.members import Members
@@ -226,7 +227,7 @@ class LyingStore(MemoryStore):
 
 
 def _lying_disk(world: World, group_id: GroupId, node_id: NodeId) -> MemoryStore:
-    return new_disk(world, group_id, node_id, LyingStore)
+    return new_disk(world, group_id, node_id, PARTITION, LyingStore)
 
 
 def _torn(world: World, disk: MemoryStore) -> MemoryStore:

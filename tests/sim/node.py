@@ -16,6 +16,7 @@ from rayqueue.config import RaftSettings
 from rayqueue.errors import DamagedLogError, DiskFullError, InvariantBrokenError, RayQueueError
 from rayqueue.ids import GroupId, NodeId
 from rayqueue.log.memory_store import MemoryDisk, MemoryStore
+from rayqueue.log.store import Schema
 from rayqueue.log.wal import SECTOR_BYTES
 from rayqueue.partition import Admission, read_lanes
 from rayqueue.protocol.data import Cursor
@@ -60,13 +61,14 @@ class NodeWorld(Protocol):
 
 
 def new_disk(
-    world: NodeWorld, group_id: GroupId, node_id: NodeId, kind: type[MemoryStore] = MemoryStore
+    world: NodeWorld, group_id: GroupId, node_id: NodeId, schema: Schema, kind: type[MemoryStore] = MemoryStore
 ) -> MemoryStore:
     """Small enough that caches miss, and that the write-ahead file is full after a few records."""
     rng = world.disk_rng
     return kind(
         group_id,
         node_id,
+        schema,
         disk=MemoryDisk(rng.choice((2, 6, 24)) * SECTOR_BYTES),
         cache_bytes=world.rng.choice((0, 1_000, 1_000_000)),
         wal_record_bytes=rng.choice((100, 1_000, 16_000)),

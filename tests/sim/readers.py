@@ -18,8 +18,8 @@ from random import Random
 from typing import TYPE_CHECKING, Any
 
 from rayqueue.errors import OffsetOutOfRangeError, RayQueueError
-from rayqueue.log.store import Table
 from rayqueue.partition import Fetched
+from rayqueue.partition.tables import PARTITION
 from rayqueue.protocol.data import ANY_LANE, Cursor
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ def flip_a_bit(node: SimNode, rng: Random) -> None:
     """Somewhere on this replica's disk; nowhere if there is nothing yet."""
     disk = node.disk.disk
     bit = rng.randrange(1 << 16)
-    tables = [table for table in Table if len(disk.tables[table])]
+    tables = [table for table in PARTITION.tables if len(disk.tables[table])]
     entries = sorted(index for index in disk.entries if index > disk.base_index)
     kind = rng.choice(("entry", "entry", "row", "row", "ahead"))
     if kind == "entry" and entries:

@@ -21,6 +21,7 @@ from rayqueue.config import RaftSettings
 from rayqueue.ids import GroupId, NodeId
 from rayqueue.log.memory_store import MemoryStore
 from rayqueue.partition import PartitionSettings, trim_command
+from rayqueue.partition.tables import PARTITION
 from rayqueue.raft.members import Members
 from rayqueue.raft.messages import AppendEntries, InstallSnapshot, PreVote, PreVoteReply, RequestVote, VoteReply
 from rayqueue.raft.transport import Event, Received
@@ -122,7 +123,7 @@ class World:
     # -- for the nodes --------------------------------------------------------------------
 
     def new_disk(self, group_id: GroupId, node_id: NodeId) -> MemoryStore:
-        return new_disk(self, group_id, node_id)
+        return new_disk(self, group_id, node_id, PARTITION)
 
     def crash_disk(self, disk: MemoryStore) -> MemoryStore:
         return disk.reopen()

@@ -92,11 +92,11 @@ class RawClient:
         self.socket = socket.create_connection((endpoint.host, endpoint.port), TIMEOUT_S)
         self.reader = FrameReader(1 << 26)
         key = hello.key_of(token or endpoint.token)
-        nonce = bytes(range(32))
-        self.socket.sendall(hello.hello(nonce))
-        theirs = hello.nonce_of(self._exactly(hello.HELLO_BYTES))
-        self.socket.sendall(hello.proof(key, b"client", nonce, theirs))
-        hello.check_proof(self._exactly(hello.MAC_BYTES), key, b"replica", nonce, theirs)
+        ours = hello.hello(bytes(range(32)))
+        self.socket.sendall(ours)
+        theirs = self._exactly(hello.HELLO_BYTES)
+        self.socket.sendall(hello.proof(key, b"client", ours, theirs))
+        hello.check_proof(self._exactly(hello.MAC_BYTES), key, b"replica", ours, theirs)
 
     def _exactly(self, size: int) -> bytes:
         data = b""

@@ -9,6 +9,7 @@ from rayqueue.cluster.commands import AnyCommand, encode_command
 from rayqueue.cluster.coordinator import Coordinator
 from rayqueue.cluster.machine import ClusterMachine
 from rayqueue.cluster.placement import AliveBroker
+from rayqueue.cluster.tables import COORDINATOR
 from rayqueue.config import ClusterSettings
 from rayqueue.ids import GroupId, Index, NodeId, Term
 from rayqueue.log.memory_store import MemoryStore
@@ -26,7 +27,7 @@ class ClusterLog:
     """One replica without Raft."""
 
     def __init__(self) -> None:
-        self.store = MemoryStore(GroupId("coordinator"), NodeId("c1"))
+        self.store = MemoryStore(GroupId("coordinator"), NodeId("c1"), COORDINATOR)
         self.machine = ClusterMachine(self.store)
         self.written: list[AnyCommand] = []
 

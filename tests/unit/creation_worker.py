@@ -18,9 +18,9 @@ from typing import Any
 from rayqueue.config import Settings
 from rayqueue.errors import StoreMissingError
 from rayqueue.ids import GroupId, NodeId
+from rayqueue.log import store as log_store
 from rayqueue.log.lmdb_file import is_half_made
 from rayqueue.log.lmdb_store import LmdbStore
-from rayqueue.log.store import Table
 from rayqueue.raft.members import Members
 from rayqueue.replica import create_replica
 
@@ -76,7 +76,7 @@ def _start_again(path: Path) -> str:
         except StoreMissingError:
             create_replica(path, GROUP, NODE, MEMBERS, SETTINGS)
     store = LmdbStore.open(path, GROUP, NODE)
-    rows = [Members.decode(row) for _, row in store.scan(Table.MEMBERS)]
+    rows = [Members.decode(row) for _, row in store.scan(log_store.MEMBERS)]
     assert rows == [MEMBERS], f"{found}, with the members {rows}"
     store.close()
     assert not is_half_made(path)

@@ -10,7 +10,7 @@ from rayqueue.config import RaftSettings
 from rayqueue.errors import DiskFullError
 from rayqueue.ids import GroupId, Index, NodeId
 from rayqueue.log.memory_store import MemoryStore
-from rayqueue.log.store import Table
+from rayqueue.partition.tables import META, PARTITION
 from rayqueue.raft.engine import RaftEngine
 from rayqueue.raft.members import Members
 from rayqueue.raft.messages import Message
@@ -25,13 +25,13 @@ class Adder:
     def __init__(self, store: MemoryStore) -> None:
         self._store = store
         self.needed = Index(1)
-        self.total = int(store.get(Table.META, b"total") or b"0")
+        self.total = int(store.get(META, b"total") or b"0")
 
     def apply(self, index: Index, payload: bytes) -> int:
         if payload == b"\x20fail":
             raise ValueError("told to fail")
         self.total += len(payload)
-        self._store.put(Table.META, b"total", b"%d" % self.total)
+        self._store.put(META, b"total", b"%d" % self.total)
         return self.total
 
     def first_needed(self) -> Index:
@@ -42,7 +42,7 @@ class Adder:
 
     def restore(self, state: bytes) -> None:
         self.total = int(state)
-        self._store.put(Table.META, b"total", state)
+        self._store.put(META, b"total", state)
 
 
 class Engines:
@@ -62,7 +62,7 @@ class Engines:
 
     def add(self, node_id: str, members: Members | None = None) -> NodeId:
         node = NodeId(node_id)
-        self.stores[node] = MemoryStore(GroupId("g"), node)
+        self.stores[node] = MemoryStore(GroupId("g"), node, PARTITION)
         if members is not None:
             RaftEngine.bootstrap(self.stores[node], members)
         self._start(node)

@@ -10,6 +10,7 @@ from rayqueue.ids import GroupId, Index, NodeId, Offset, Term
 from rayqueue.log.memory_store import MemoryStore
 from rayqueue.log.store import Checkpoint, Entry, Snapshot
 from rayqueue.partition import Appended, Committed, Group, Partition, PartitionSettings
+from rayqueue.partition.tables import PARTITION
 from rayqueue.records import RecordBatch
 from rayqueue.records.checksum import entry_crc
 from tests.unit.store_disks import TestDisk
@@ -39,7 +40,7 @@ class Log:
     def __init__(self, settings: PartitionSettings | None = None, disk: TestDisk | None = None) -> None:
         self.settings = settings or PartitionSettings()
         self.disk = disk
-        self.store: Any = MemoryStore(GroupId("orders-0"), NodeId("n1")) if disk is None else disk.store
+        self.store: Any = MemoryStore(GroupId("orders-0"), NodeId("n1"), PARTITION) if disk is None else disk.store
         self.partition = Partition(self.store, self.settings)
         self.store.sync()  # the settings of a partition are durable before its first entry is
         self.payloads: list[bytes] = []  # the payload of index 1 is the first

@@ -19,6 +19,7 @@ from rayqueue.client.routing import same_topic
 from rayqueue.cluster.coordinator import Coordinator
 from rayqueue.cluster.machine import ClusterMachine
 from rayqueue.cluster.placement import AliveBroker
+from rayqueue.cluster.tables import COORDINATOR
 from rayqueue.config import ClusterSettings, ConsumerSettings, Settings
 from rayqueue.errors import NotLeaderError, RayQueueError, UnknownPartitionError, UnknownTopicError
 from rayqueue.ids import GroupId, Index, NodeId
@@ -180,7 +181,7 @@ class SmallCluster:
     """Made in the event loop. Implements ``rayqueue.client.routing.Routes`` for each ``process``."""
 
     def __init__(self, **settings: Any) -> None:
-        self._store = MemoryStore(GroupId("coordinator"), NodeId("c1"))
+        self._store = MemoryStore(GroupId("coordinator"), NodeId("c1"), COORDINATOR)
         self.machine = ClusterMachine(self._store)
         self._settings = ClusterSettings(join_window_ms=1, **settings)
         self._indexes = count(1)

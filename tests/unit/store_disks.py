@@ -9,6 +9,7 @@ from rayqueue.ids import GroupId, Index, NodeId, Term
 from rayqueue.log.lmdb_store import LmdbOptions, LmdbStore
 from rayqueue.log.memory_store import MemoryStore
 from rayqueue.log.store import Entry, LogStore
+from rayqueue.partition.tables import PARTITION
 from rayqueue.records.checksum import entry_crc
 
 GROUP = GroupId("orders-3")
@@ -54,7 +55,7 @@ class TestDisk(ABC):
 
 class MemoryTestDisk(TestDisk):
     def create(self) -> MemoryStore:
-        self._memory = MemoryStore(GROUP, NODE, cache_bytes=300)
+        self._memory = MemoryStore(GROUP, NODE, PARTITION, cache_bytes=300)
         return self._memory
 
     def open(self) -> MemoryStore:
@@ -69,10 +70,10 @@ class LmdbTestDisk(TestDisk):
         self.options = options
 
     def create(self) -> LmdbStore:
-        return LmdbStore.create(self.path, GROUP, NODE, self.options)
+        return LmdbStore.create(self.path, GROUP, NODE, self.options, schema=PARTITION)
 
     def open(self) -> LmdbStore:
-        return LmdbStore.open(self.path, GROUP, NODE, self.options)
+        return LmdbStore.open(self.path, GROUP, NODE, self.options, schema=PARTITION)
 
 
 def entry(index: int, term: int = 1, payload: bytes | None = None) -> Entry:

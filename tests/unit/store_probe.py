@@ -28,8 +28,9 @@ from rayqueue.errors import RayQueueError
 from rayqueue.ids import Index, Term
 from rayqueue.log.lmdb_file import DATA_FILE, check_data_file
 from rayqueue.log.lmdb_store import LmdbStore
-from rayqueue.log.store import Checkpoint, Entry, HardState, LogStore, Snapshot, Table
+from rayqueue.log.store import MEMBERS, Checkpoint, Entry, HardState, LogStore, Snapshot, Table
 from rayqueue.log.wal_file import WAL_FILE
+from rayqueue.partition.tables import GROUPS, LANES, META, OFFSETS, PARTITION, PRODUCERS
 from tests.unit.store_disks import GROUP, NODE, SMALL, entry
 
 RIGHT, REFUSED, WRONG = 0, 10, 20
@@ -57,12 +58,12 @@ def _offset_row(number: int) -> tuple[bytes, bytes]:
 
 
 EXPECTED_ROWS: dict[Table, dict[bytes, bytes]] = {
-    Table.PRODUCERS: {b"producer %d" % number: b"epoch and sequence %d" % number for number in range(150)},
-    Table.GROUPS: {b"group %d" % number: b"committed %d" % (number * 7) for number in range(80)},
-    Table.MEMBERS: {(1).to_bytes(8, "big"): b"a,b,c"},
-    Table.META: {b"end": b"offset 3000", b"large": b"L" * 5000},
-    Table.OFFSETS: dict(map(_offset_row, range(_OFFSETS))),
-    Table.LANES: {},
+    PRODUCERS: {b"producer %d" % number: b"epoch and sequence %d" % number for number in range(150)},
+    GROUPS: {b"group %d" % number: b"committed %d" % (number * 7) for number in range(80)},
+    MEMBERS: {(1).to_bytes(8, "big"): b"a,b,c"},
+    META: {b"end": b"offset 3000", b"large": b"L" * 5000},
+    OFFSETS: dict(map(_offset_row, range(_OFFSETS))),
+    LANES: {},
 }
 EXPECTED_HARD = HardState(Term(7), NODE, Index(399))
 EXPECTED_CHECKPOINT = Checkpoint(Index(_BASE), Term(1), b"a,b,c", b"s" * 3000)
@@ -73,17 +74,17 @@ _PERSISTED = 12
 
 def build(path: Path) -> None:
     """A store with a history: many transactions, rewritten rows, a trimmed prefix, a replaced tail."""
-    store = LmdbStore.create(path, GROUP, NODE, SMALL)
+    store = LmdbStore.create(path, GROUP, NODE, SMALL, schema=PARTITION)
     for table, rows in EXPECTED_ROWS.items():
         for key in rows:
-            if table is not Table.OFFSETS:
+            if table is not OFFSETS:
                 store.put(table, key, b"an older value")
     for first in range(1, _LAST, 20):
         store.append([_expected_entry(index) for index in range(first, first + 20)])
-        for number, (key, value) in enumerate(EXPECTED_ROWS[Table.OFFSETS].items()):
+        for number, (key, value) in enumerate(EXPECTED_ROWS[OFFSETS].items()):
             if number % 20 == first // 20:
-                store.put(Table.OFFSETS, key, value)
-        store.put(Table.META, b"end", b"at %d" % first)
+                store.put(OFFSETS, key, value)
+        store.put(META, b"end", b"at %d" % first)
         store.sync()
     for table, rows in EXPECTED_ROWS.items():
         for key, value in rows.items():
@@ -102,11 +103,11 @@ def build(path: Path) -> None:
 
 def persist_more(path: Path) -> None:
     """Small writes that are only in the write-ahead file when the process ends."""
-    store = LmdbStore.open(path, GROUP, NODE, SMALL)
+    store = LmdbStore.open(path, GROUP, NODE, SMALL, schema=PARTITION)
     for _ in range(_PERSISTED):
         index = store.last_index + 1
         store.append([entry(index, 9, _small(index))])
-        store.put(Table.META, b"end", b"offset 3000")
+        store.put(META, b"end", b"offset 3000")
         store.persist()
         assert store.dirty
     store.close()
@@ -120,7 +121,7 @@ def read_everything(store: LogStore, every: int = 1) -> bool:
     """True if all of it was right, False if something was refused; ``WrongError`` if something was wrong."""
     checks: list[Callable[[], None]] = [lambda: _check_single_values(store)]
     checks += [lambda index=index: _check_entry(store, index) for index in range(_BASE + 1, _LAST + 1, every)]  # type: ignore[misc]
-    checks += [lambda table=table: _check_table(store, table) for table in Table]  # type: ignore[misc]
+    checks += [lambda table=table: _check_table(store, table) for table in PARTITION.tables]  # type: ignore[misc]
     checks.append(lambda: _check_snapshot(store))
     refused = 0
     for check in checks:
@@ -156,17 +157,17 @@ def _check_table(store: LogStore | Snapshot, table: Table) -> None:
         rows = in_order[::-1] if reverse else in_order
         found = 0
         for row in store.scan(table, reverse=reverse):
-            if table is Table.OFFSETS and found < len(rows) and row in rows[found:]:
+            if table is OFFSETS and found < len(rows) and row in rows[found:]:
                 if row != rows[found]:
                     return  # a gap, which the reader of a dense table sees
             elif found >= len(rows) or row != rows[found]:
                 raise WrongError(f"{table.name} scan: {row!r:.100}")
             found += 1
-        if found < len(rows) and table is not Table.OFFSETS:
+        if found < len(rows) and table is not OFFSETS:
             raise WrongError(f"{table.name} scan ends after {found} of {len(rows)} rows")
     for key, value in in_order:
         stored = store.get(table, key)
-        if stored is None and table is Table.OFFSETS:
+        if stored is None and table is OFFSETS:
             continue  # as above
         _same(stored, value, f"{table.name} {key!r}")
 
@@ -178,7 +179,7 @@ def _check_snapshot(store: LogStore) -> None:
                 _same(snapshot.entry(Index(index)), _expected_entry(index), f"snapshot's entry {index}")
             except RayQueueError:
                 continue
-        for table in Table:
+        for table in PARTITION.tables:
             _check_table(snapshot, table)
 
 
@@ -191,7 +192,7 @@ def _go_on_writing(store: LogStore) -> None:
 
 def attempt(path: Path, persisted: bool = False) -> int:
     try:
-        store = LmdbStore.open(path, GROUP, NODE, SMALL)
+        store = LmdbStore.open(path, GROUP, NODE, SMALL, schema=PARTITION)
         if persisted:
             _check_persisted(store)
             store.truncate_from(Index(_LAST + 1))
@@ -204,7 +205,7 @@ def attempt(path: Path, persisted: bool = False) -> int:
         right = read_everything(store, every=5) and right
         written = store.last_index if not store.dirty else 0
         store.close()
-        store = LmdbStore.open(path, GROUP, NODE, SMALL)
+        store = LmdbStore.open(path, GROUP, NODE, SMALL, schema=PARTITION)
         right = read_everything(store, every=5) and right
         for index in range(_LAST + 1, written + 1):
             _same(store.entry(Index(index)).payload, _payload(index), f"new entry {index}")

@@ -16,7 +16,7 @@ from pathlib import Path
 from rayqueue.errors import DiskFullError
 from rayqueue.ids import Index
 from rayqueue.log.lmdb_store import LmdbStore
-from rayqueue.log.store import Table
+from rayqueue.partition.tables import META, OFFSETS, PARTITION
 from tests.unit.store_disks import GROUP, NODE, SMALL, entry, indexes
 
 
@@ -27,13 +27,13 @@ def payload(index: int) -> bytes:
 def append_one(store: LmdbStore) -> None:
     index = store.last_index + 1
     store.append([entry(index, payload=payload(index))])
-    store.put(Table.OFFSETS, index.to_bytes(8, "big"), b"here")
-    store.put(Table.META, b"end", b"%d" % index)
+    store.put(OFFSETS, index.to_bytes(8, "big"), b"here")
+    store.put(META, b"end", b"%d" % index)
     store.sync()
 
 
 def full(path: Path, limit_bytes: int) -> None:
-    store = LmdbStore.create(path, GROUP, NODE, SMALL)
+    store = LmdbStore.create(path, GROUP, NODE, SMALL, schema=PARTITION)
     if limit_bytes:
         resource.setrlimit(resource.RLIMIT_FSIZE, (limit_bytes, resource.RLIM_INFINITY))
     synced = 0
@@ -54,7 +54,7 @@ def full(path: Path, limit_bytes: int) -> None:
     assert indexes(store.entries(Index(1), 1 << 40)) == list(range(1, synced + 2)), "reads go on"
     with store.snapshot() as snapshot:
         assert snapshot.entry(Index(synced)).payload == payload(synced)
-        assert snapshot.get(Table.META, b"end") == b"%d" % synced
+        assert snapshot.get(META, b"end") == b"%d" % synced
     print(f"full {synced}", flush=True)
     sys.stdin.readline()  # the test has made room, if that is its part
     if limit_bytes:
@@ -62,17 +62,17 @@ def full(path: Path, limit_bytes: int) -> None:
     store.sync()
     append_one(store)
     store.close()
-    store = LmdbStore.open(path, GROUP, NODE, SMALL)
+    store = LmdbStore.open(path, GROUP, NODE, SMALL, schema=PARTITION)
     assert store.last_index == synced + 2
     for index in range(1, synced + 3):
         assert store.entry(Index(index)).payload == payload(index)
-        assert store.get(Table.OFFSETS, index.to_bytes(8, "big")) == b"here"
+        assert store.get(OFFSETS, index.to_bytes(8, "big")) == b"here"
     store.close()
     print("nothing lost", flush=True)
 
 
 def write(path: Path) -> None:
-    store = LmdbStore.create(path, GROUP, NODE)
+    store = LmdbStore.create(path, GROUP, NODE, schema=PARTITION)
     print("ready", flush=True)
     while True:
         append_one(store)

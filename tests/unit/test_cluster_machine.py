@@ -30,6 +30,7 @@ from rayqueue.cluster.commands import (
     encode_command,
 )
 from rayqueue.cluster.machine import SEGMENT_BYTES, ClusterMachine
+from rayqueue.cluster.tables import COORDINATOR, META
 from rayqueue.config import RaftSettings
 from rayqueue.errors import (
     GroupNotEmptyError,
@@ -42,11 +43,11 @@ from rayqueue.errors import (
 from rayqueue.ids import GroupId, Index, NodeId
 from rayqueue.log.lmdb_store import LmdbStore
 from rayqueue.log.memory_store import MemoryStore
-from rayqueue.log.store import Table
 from rayqueue.protocol.calls import DeletedGroup
 from rayqueue.protocol.topics import TopicPartition, TopicSettings
 from rayqueue.raft.engine import RaftEngine
 from rayqueue.raft.members import Members
+from rayqueue.records.checksum import crc32c
 from tests.unit.cluster_state import ClusterLog
 
 
@@ -100,6 +101,23 @@ def test_a_command_comes_back_as_it_went(command: AnyCommand) -> None:
 def test_what_cannot_be_read_is_not_skipped(payload: bytes, log: ClusterLog) -> None:
     with pytest.raises(UnknownFormatError):
         log.machine.apply(Index(1), payload)
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: type(command).__name__)
+def test_a_field_of_a_newer_release_is_not_skipped(command: AnyCommand) -> None:
+    """Replicas that apply it and replicas that do not would diverge."""
+    fields = msgspec.msgpack.decode(encode_command(command)[1:])
+    with pytest.raises(UnknownFormatError):
+        decode_command(b"\x20" + msgspec.msgpack.encode([*fields, "new"]))
+    if isinstance(command, ChangeGroup):
+        fields[2][0].append("new")
+        with pytest.raises(UnknownFormatError):
+            decode_command(b"\x20" + msgspec.msgpack.encode(fields))
+
+
+def test_a_field_that_an_earlier_release_did_not_have_has_its_default() -> None:
+    written = b"\x20" + msgspec.msgpack.encode(["DeleteTopic", "orders"])
+    assert decode_command(written) == DeleteTopic("orders", 0)
 
 
 # -- topics ----------------------------------------------------------------------------------------
@@ -244,10 +262,10 @@ def test_what_is_owned_of_a_deleted_topic_is_not_owned_of_the_next_one(log: Clus
 def test_rows_of_a_release_that_did_not_know_ids_are_read(log: ClusterLog) -> None:
     log.apply(topic())
     log.apply(change("g", join("a")))
-    key, row = next(iter(log.store.scan(Table.META, b"m", b"n")))
+    key, row = next(iter(log.store.scan(META, b"m", b"n")))
     fields = msgspec.msgpack.decode(row)
     fields[3] = [grant[:3] for grant in fields[3]]
-    log.store.put(Table.META, key, msgspec.msgpack.encode(fields))
+    log.store.put(META, key, msgspec.msgpack.encode(fields))
     known = log.machine.groups["g"].members["a"].grants()
     log.restart()
     assert log.machine.groups["g"].members["a"].grants() == known
@@ -432,7 +450,7 @@ def test_restart_and_checkpoint_give_the_same_state(seed: int) -> None:
             log.restart()
         assert log.machine.checkpoint() == never_restarted.machine.checkpoint()
         assert state_of(log.machine) == state_of(never_restarted.machine)
-    restored = ClusterMachine(MemoryStore(GroupId("coordinator"), NodeId("c2")))
+    restored = ClusterMachine(MemoryStore(GroupId("coordinator"), NodeId("c2"), COORDINATOR))
     restored.restore(log.machine.checkpoint())
     assert state_of(restored) == state_of(log.machine)
     assert restored.checkpoint() == log.machine.checkpoint()
@@ -446,9 +464,15 @@ def test_a_damaged_checkpoint_is_refused(log: ClusterLog) -> None:
         log.machine.restore(bytes(state))
 
 
+def test_a_newer_checkpoint_is_refused(log: ClusterLog) -> None:
+    body = bytes([COORDINATOR.version + 1]) + log.machine.checkpoint()[5:]
+    with pytest.raises(UnknownFormatError, match="version 2, this release reads up to 1"):
+        log.machine.restore(crc32c(body).to_bytes(4, "little") + body)
+
+
 def test_ten_thousand_commands_stay_small_on_disk(tmp_path: Path) -> None:
     """No reader needs the coordinator's log, so what is applied goes with the next checkpoint."""
-    store = LmdbStore.create(tmp_path / "c1", GroupId("coordinator"), NodeId("c1"))
+    store = LmdbStore.create(tmp_path / "c1", GroupId("coordinator"), NodeId("c1"), schema=COORDINATOR)
     RaftEngine.bootstrap(store, Members.of(["c1"]))
     machine = ClusterMachine(store)
     engine = RaftEngine(store, machine, RaftSettings(), Random(1), 0.0)
@@ -483,7 +507,7 @@ def test_ten_thousand_commands_stay_small_on_disk(tmp_path: Path) -> None:
     before = machine.checkpoint()
     store.sync()
     store.close()
-    reopened = LmdbStore.open(tmp_path / "c1", GroupId("coordinator"), NodeId("c1"))
+    reopened = LmdbStore.open(tmp_path / "c1", GroupId("coordinator"), NodeId("c1"), schema=COORDINATOR)
     assert ClusterMachine(reopened).checkpoint() == before
     assert set(ClusterMachine(reopened).groups["g"].members) == {f"m{number}" for number in range(1, 5)}
     reopened.close()

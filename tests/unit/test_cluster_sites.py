@@ -9,8 +9,8 @@ import pytest
 from rayqueue.cluster.catalog import BrokerRow
 from rayqueue.cluster.commands import PutBroker
 from rayqueue.cluster.placement import AliveBroker
+from rayqueue.cluster.tables import META
 from rayqueue.errors import CapacityError, NoBrokerError, NotLeaderError
-from rayqueue.log.store import Table
 from rayqueue.protocol.calls import AlterTopic, CreateTopic, DeleteTopic, DescribeCluster
 from rayqueue.protocol.topics import TopicInfo, TopicSettings
 from tests.unit.cluster_state import SEALS, ClusterLog, Service
@@ -204,7 +204,7 @@ def test_a_brokers_row_of_before_memory_was_known_can_be_read() -> None:
     log = ClusterLog()
     log.apply(PutBroker("b0", "h0", "node"))
     row = b"\x93\xa2b0\xa2h0\xa4node"  # three fields, as it was written before
-    log.store.put(Table.META, b"bb0", row)
+    log.store.put(META, b"bb0", row)
     log.restart()
     assert log.machine.brokers["b0"] == BrokerRow("b0", "h0", "node", 0)
 

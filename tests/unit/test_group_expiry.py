@@ -9,8 +9,8 @@ import pytest
 
 from rayqueue.cluster.commands import ChangeGroup, ExpireGroups, GroupsForgotten, Leave, encode_command
 from rayqueue.cluster.coordinator import EXPIRE_EVERY_S, Coordinator
+from rayqueue.cluster.tables import META
 from rayqueue.errors import InvalidInputError, StaleGenerationError, UnknownFormatError
-from rayqueue.log.store import Table
 from rayqueue.partition import (
     Expired,
     PartitionSettings,
@@ -21,6 +21,7 @@ from rayqueue.partition import (
 )
 from rayqueue.partition.commands import decode
 from rayqueue.partition.groups import Group as Position
+from rayqueue.partition.tables import GROUPS
 from rayqueue.protocol.calls import Assignment, DescribeGroup, LeaveGroup, ListGroups
 from tests.unit.cluster_state import SEALS, ClusterLog, Service
 from tests.unit.partition_log import Log, batch
@@ -116,10 +117,10 @@ def test_groups_of_before_leaders_told_the_time_count_from_the_first_that_did() 
     old = Service(log)
     old.join("a")
     log.apply(ChangeGroup("g", (Leave("a"),)))
-    row = log.store.get(Table.META, b"gg")
+    row = log.store.get(META, b"gg")
     assert row is not None
     head = msgspec.msgpack.decode(row)
-    log.store.put(Table.META, b"gg", msgspec.msgpack.encode(head[:4]))  # as it was written before
+    log.store.put(META, b"gg", msgspec.msgpack.encode(head[:4]))  # as it was written before
     log.restart()
     later = Timed(log, now_ms=2_000 * DAY_MS)
     later.look()
@@ -265,7 +266,7 @@ def test_positions_of_before_there_was_a_clock_count_from_its_first_time() -> No
     log = Log()
     log.apply(batch(3))
     log.apply(commit_command("old", 0, {0: 1}, metadata=b"m"))
-    row = log.store.get(Table.GROUPS, b"old")
+    row = log.store.get(GROUPS, b"old")
     assert row is not None
     assert len(row) == 10 + 9 + 1  # as before: generation, lanes, one lane, metadata
     assert Position.decode(row).used_ms == 0

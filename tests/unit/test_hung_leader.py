@@ -41,12 +41,12 @@ class Replica:
         return Endpoint("127.0.0.1", port, TOKEN, NodeId(self.node), None, Term(0))
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        key, nonce = hello.key_of(TOKEN), bytes(range(32))
+        key, ours = hello.key_of(TOKEN), hello.hello(bytes(range(32)))
         try:
-            theirs = hello.nonce_of(await reader.readexactly(hello.HELLO_BYTES))
-            writer.write(hello.hello(nonce))
-            hello.check_proof(await reader.readexactly(hello.MAC_BYTES), key, b"client", theirs, nonce)
-            writer.write(hello.proof(key, b"replica", theirs, nonce))
+            theirs = await reader.readexactly(hello.HELLO_BYTES)
+            writer.write(ours)
+            hello.check_proof(await reader.readexactly(hello.MAC_BYTES), key, b"client", theirs, ours)
+            writer.write(hello.proof(key, b"replica", theirs, ours))
             frames = FrameReader(1 << 20)
             while data := await reader.read(1 << 16):
                 space = frames.space()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import pytest
 
 from rayqueue.errors import (
@@ -41,6 +42,7 @@ from rayqueue.partition import (
     producers,
     trim_command,
 )
+from rayqueue.partition.tables import GROUPS, LANES, OFFSETS, PRODUCERS
 from rayqueue.records.checksum import crc32c
 from tests.unit.partition_log import Log, appended, batch, committed, group
 
@@ -63,8 +65,8 @@ def test_lanes_are_indexed_only_where_there_are_some() -> None:
     for log in (one, three):
         log.apply(batch(2))
     three.apply(batch(1, lane=2))
-    assert list(one.store.scan(Table.LANES)) == []
-    assert [key[0] for key, _ in three.store.scan(Table.LANES)] == [0, 2]
+    assert list(one.store.scan(LANES)) == []
+    assert [key[0] for key, _ in three.store.scan(LANES)] == [0, 2]
 
 
 # -- producers ----------------------------------------------------------------------
@@ -78,7 +80,7 @@ def test_a_repeated_batch_gets_the_first_answer() -> None:
     assert log.apply(batch(3, producer_id=7)) == first._replace(duplicate=True)
     assert log.apply(batch(2, producer_id=7, sequence=3)) == second._replace(duplicate=True)
     assert log.partition.next_offset == 10
-    assert len(list(log.store.scan(Table.OFFSETS))) == 3
+    assert len(list(log.store.scan(OFFSETS))) == 3
 
 
 def test_without_a_producer_id_nothing_is_remembered() -> None:
@@ -157,7 +159,7 @@ def test_the_producer_unused_for_longest_is_forgotten() -> None:
     assert log.partition.producers.get(2) is None
     assert log.apply(batch(producer_id=1)).duplicate
     assert isinstance(log.apply(batch(producer_id=2, sequence=1)), SequenceGapError)
-    assert len(list(log.store.scan(Table.PRODUCERS))) == 2
+    assert len(list(log.store.scan(PRODUCERS))) == 2
 
 
 def test_strangers_do_not_make_a_partition_forget_who_wrote_not_long_ago() -> None:
@@ -222,16 +224,22 @@ def test_the_log_is_told_the_time_before_what_is_stamped_with_it() -> None:
     assert log.apply(pass_time_command(5)) == TimePassed(169 * HOUR_MS)  # a leader whose clock is behind
 
 
+def fixed_checkpoint(state: machine._State, version: int) -> bytes:
+    """As releases before wrote it: fields at fixed places, without the clock's times or with them."""
+    layout = {2: machine._UNTIMED, 3: machine._TIMED}[version]
+    numbers = state.start_offset, state.next_offset, state.total_bytes, state.max_timestamp, state.held_at
+    parts = state.settings, state.lanes, state.producers, state.groups
+    times = (state.first_ms, state.now_ms) if version == 3 else ()
+    body = b"".join((layout.pack(0, version, *numbers, *map(len, parts), *times)[4:], *parts))
+    return crc32c(body).to_bytes(4, "little") + body
+
+
 def test_rows_and_checkpoints_of_before_there_was_a_clock_are_read_and_count_from_its_first_time() -> None:
     old = Log()
     old.apply(batch(producer_id=1))
-    row = old.store.get(Table.PRODUCERS, (1).to_bytes(8, "big"))
+    row = old.store.get(PRODUCERS, (1).to_bytes(8, "big"))
     assert len(row) == 40  # as before: without a clock there is no stamp
-    state = bytearray(old.partition.checkpoint())
-    state[4] = 2  # the former version: the same without the clock's two times
-    clock_at = machine._UNTIMED.size
-    body = bytes(state[4:clock_at]) + bytes(state[clock_at + 16 :])
-    untimed = crc32c(body).to_bytes(4, "little") + body
+    untimed = fixed_checkpoint(machine._decode_state(old.partition.checkpoint()), 2)
     log = Log(PartitionSettings(max_producers=1))
     log.partition.restore(untimed)
     log.partition.settings = PartitionSettings(max_producers=1)
@@ -267,11 +275,11 @@ def test_trim_goes_forward_and_not_past_the_end() -> None:
     assert log.apply(trim_command(4)) == Trimmed(Offset(4))
     assert log.apply(trim_command(2)) == Trimmed(Offset(4))
     assert log.apply(trim_command(5)) == Trimmed(Offset(5))  # inside a batch: its row stays
-    assert [int.from_bytes(key, "big") for key, _ in log.store.scan(Table.OFFSETS)] == [4, 6]
+    assert [int.from_bytes(key, "big") for key, _ in log.store.scan(OFFSETS)] == [4, 6]
     assert log.partition.locate(4) is None
     assert log.partition.locate(5) == 3
     assert log.apply(trim_command(99)) == Trimmed(Offset(8))
-    assert list(log.store.scan(Table.OFFSETS)) == []
+    assert list(log.store.scan(OFFSETS)) == []
     assert log.apply(batch(1)) == appended(8, 1)
 
 
@@ -302,14 +310,14 @@ def test_a_large_trim_is_swept_in_pieces(monkeypatch: pytest.MonkeyPatch) -> Non
     def rows(table: Table) -> int:
         return len(list(log.store.scan(table)))
 
-    assert (rows(Table.OFFSETS), rows(Table.LANES)) == (7, 7)
+    assert (rows(OFFSETS), rows(LANES)) == (7, 7)
     assert log.partition.locate(9) is None
     log.store.sync()
     log.crash()  # what is left is found again
     log.apply(batch(1))
-    assert (rows(Table.OFFSETS), rows(Table.LANES)) == (4, 4)
+    assert (rows(OFFSETS), rows(LANES)) == (4, 4)
     log.apply(batch(1))
-    assert (rows(Table.OFFSETS), rows(Table.LANES)) == (3, 3)
+    assert (rows(OFFSETS), rows(LANES)) == (3, 3)
     assert log.partition.locate(10) == 11
 
 
@@ -357,7 +365,7 @@ def test_groups_are_bounded_and_can_be_deleted() -> None:
     assert log.apply(delete_group_command("a")) == Deleted(False)
     assert log.apply(commit_command("c", 1, {})) == committed(1, {})
     assert list(log.partition.groups) == ["b", "c"]
-    assert len(log.partition.groups) == len(list(log.store.scan(Table.GROUPS))) == 2
+    assert len(log.partition.groups) == len(list(log.store.scan(GROUPS))) == 2
 
 
 def test_members_of_a_deleted_group_stay_out() -> None:
@@ -448,7 +456,8 @@ def test_impossible_settings(wrong: dict[str, Any]) -> None:
         forget_group_command("g", 3).replace(b"g", b"\xff"),
         fence_command(1, 1)[:-1],
         configure_command(PartitionSettings())[:-1],
-        configure_command(PartitionSettings()).replace(b"\x01\0", b"\0\0", 1),
+        configure_command(PartitionSettings()).replace(b"lanes\x01", b"lanes\x00"),
+        configure_command(PartitionSettings()).replace(b"lanes", b"roads"),
         b"R",
         b"RQ\x02" + batch()[3:],
     ],
@@ -529,7 +538,7 @@ def test_a_replica_from_a_checkpoint_serves_only_what_it_has() -> None:
     twin.catch_up()
     assert twin.partition.readable_from == log.partition.readable_from == 13
     assert twin.partition.checkpoint() == log.partition.checkpoint()
-    assert list(twin.store.scan(Table.OFFSETS)) == list(log.store.scan(Table.OFFSETS))
+    assert list(twin.store.scan(OFFSETS)) == list(log.store.scan(OFFSETS))
 
 
 def test_a_damaged_or_unknown_checkpoint_stops_the_replica() -> None:
@@ -539,16 +548,42 @@ def test_a_damaged_or_unknown_checkpoint_stops_the_replica() -> None:
         Log().partition.restore(bytes(state))
     state = bytearray(filled().partition.checkpoint())
     state[4] = 9
-    body = bytes(state[4:])
-    with pytest.raises(InvariantBrokenError, match="version 9"):
-        Log().partition.restore(crc32c(body).to_bytes(4, "little") + body)
+    with pytest.raises(UnknownFormatError, match="version 9, this release reads 2 to 4"):
+        Log().partition.restore(sealed(state))
+
+
+def sealed(state: bytes | bytearray) -> bytes:
+    """With the checksum that these bytes have now."""
+    return crc32c(bytes(state[4:])).to_bytes(4, "little") + state[4:]
+
+
+def test_a_checkpoint_may_get_fields() -> None:
+    state = filled().partition.checkpoint()
+    fields = msgspec.msgpack.decode(state[5:])
+    twin = Log().partition
+    twin.restore(sealed(state[:5] + msgspec.msgpack.encode(fields[:9])))  # of before the last two
+    assert (twin.clock.now_ms, twin.next_offset) == (0, filled().partition.next_offset)
+    with pytest.raises(UnknownFormatError, match="newer"):
+        Log().partition.restore(sealed(state[:5] + msgspec.msgpack.encode([*fields, "what a newer release added"])))
+
+
+@pytest.mark.parametrize("version", [2, 3])
+def test_checkpoints_of_earlier_releases_are_restored(version: int) -> None:
+    log = filled()
+    state = log.partition.checkpoint()
+    twin = Log().partition
+    twin.restore(fixed_checkpoint(machine._decode_state(state), version))
+    found, expected = machine._decode_state(twin.checkpoint()), machine._decode_state(state)
+    if version == 2:
+        expected = msgspec.structs.replace(expected, first_ms=0, now_ms=0)
+    assert found == expected
 
 
 def test_a_table_that_lacks_a_batch_stops_the_replica() -> None:
     log = Log()
     log.apply(batch(2))
     log.apply(batch(2))
-    log.store.delete(Table.OFFSETS, (0).to_bytes(8, "big"))
+    log.store.delete(OFFSETS, (0).to_bytes(8, "big"))
     log.store.sync()
     with pytest.raises(InvariantBrokenError, match="no batch holds offset 0"):
         log.crash()

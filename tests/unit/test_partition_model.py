@@ -30,7 +30,7 @@ from rayqueue.errors import (
     StaleGenerationError,
     TooManyProducersError,
 )
-from rayqueue.log.store import Checkpoint, Table
+from rayqueue.log.store import Checkpoint
 from rayqueue.partition import (
     Admission,
     Deleted,
@@ -49,6 +49,7 @@ from rayqueue.partition import (
     retention_point,
     trim_command,
 )
+from rayqueue.partition.tables import LANES, OFFSETS, PRODUCERS
 from rayqueue.records import RecordBatch
 from tests.unit.partition_log import Log, appended, committed
 
@@ -389,7 +390,7 @@ class PartitionAgainstModel(RuleBasedStateMachine):
         partition, model = self.log.partition, self.model
         assert (partition.start_offset, partition.next_offset) == (model.start, model.end)
         assert partition.total_bytes == sum(len(batch.payload) for batch in model.batches)
-        assert len(partition.producers) == len(model.producers) == len(list(self.log.store.scan(Table.PRODUCERS)))
+        assert len(partition.producers) == len(model.producers) == len(list(self.log.store.scan(PRODUCERS)))
         assert {name: partition.groups.get(name) for name in partition.groups}.keys() == model.groups.keys()
         for name, (generation, moved) in model.groups.items():
             group = partition.groups.get(name)
@@ -397,7 +398,7 @@ class PartitionAgainstModel(RuleBasedStateMachine):
             assert (group.generation, group.offsets) == (generation, moved)
         readable = model.readable()
         if not partition._sweep_until:
-            for table in (Table.OFFSETS, Table.LANES):
+            for table in (OFFSETS, LANES):
                 kept = [int.from_bytes(key[-8:], "big") for key, _ in self.log.store.scan(table)]
                 assert sorted(kept) == [batch.base for batch in readable]
         if readable:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from rayqueue.errors import DamagedLogError, InvalidInputError, InvalidOffsetError, OffsetOutOfRangeError
-from rayqueue.log.store import Table
 from rayqueue.partition import (
     PartitionSettings,
     bounds,
@@ -15,6 +14,7 @@ from rayqueue.partition import (
     retention_point,
     trim_command,
 )
+from rayqueue.partition.tables import OFFSETS
 from rayqueue.protocol.data import ANY_LANE, Cursor
 from rayqueue.records import RecordBatch
 from tests.unit.partition_log import Log, batch
@@ -164,7 +164,7 @@ def test_a_missing_entry_or_row_is_damage() -> None:
     del log.store.disk.entries[log.partition.locate(1)]
     with log.snapshot() as snapshot, pytest.raises(DamagedLogError):
         read(snapshot, 0, MUCH)
-    log.store.disk.tables[Table.OFFSETS].remove(bytes(8))
+    log.store.disk.tables[OFFSETS].remove(bytes(8))
     with log.snapshot() as snapshot, pytest.raises(DamagedLogError, match="no batch holds offset 0"):
         read(snapshot, 0, MUCH)
 

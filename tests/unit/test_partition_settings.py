@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from rayqueue.errors import ConfigError, UnknownFormatError
 from rayqueue.partition import Configured, PartitionSettings, configure_command
-from rayqueue.partition.commands import Configure, decode
+from rayqueue.partition.commands import CONFIGURE, Configure, decode
 from rayqueue.protocol.topics import TopicSettings
 from tests.unit.partition_log import Log, batch
 
-GOLDEN = {
+FIXED = {
     PartitionSettings(): "0101000004000020000000e8030000" + 8 * "00" + 16 * "00" + "00" + 24 * "00",
     PartitionSettings(
         lanes=3,
@@ -34,10 +35,42 @@ GOLDEN = {
 }
 
 
-@pytest.mark.parametrize(("settings", "encoded"), GOLDEN.items())
-def test_golden_bytes(settings: PartitionSettings, encoded: str) -> None:
-    assert settings.encode().hex() == encoded
+@pytest.mark.parametrize(("settings", "encoded"), FIXED.items())
+def test_what_was_written_before_they_had_names(settings: PartitionSettings, encoded: str) -> None:
     assert PartitionSettings.decode(bytes.fromhex(encoded)) == settings
+
+
+def named(**fields: object) -> bytes:
+    return b"\x02" + msgspec.msgpack.encode(fields)
+
+
+def test_golden_bytes() -> None:
+    assert PartitionSettings(retention_ms=15).encode() == named(
+        lanes=1,
+        max_producers=1024,
+        dedupe_window=32,
+        max_groups=1000,
+        version=0,
+        retention_ms=15,
+        retention_bytes=None,
+        retention_consumed=False,
+        max_record_bytes=None,
+        max_backlog_bytes=None,
+        max_backlog_records=None,
+    )
+
+
+def test_a_setting_that_is_missing_has_its_default() -> None:
+    assert PartitionSettings.decode(named(lanes=3, version=7)) == PartitionSettings(lanes=3, version=7)
+
+
+def test_a_setting_of_a_newer_release_is_not_passed_over() -> None:
+    """Replicas that apply the log with it and without it would diverge."""
+    newer = named(lanes=3, delay_ms=5)
+    with pytest.raises(UnknownFormatError, match=r"newer release.*delay_ms.*upgrade"):
+        PartitionSettings.decode(newer)
+    with pytest.raises(UnknownFormatError, match="delay_ms"):
+        decode(bytes((CONFIGURE,)) + newer)
 
 
 limits = st.none() | st.integers(1, 2**62)
@@ -75,7 +108,15 @@ def test_of_a_topic() -> None:
 
 def test_what_cannot_be_read_or_cannot_be() -> None:
     good = PartitionSettings().encode()
-    for wrong in (b"", b"\x02" + good[1:], good[:-1], good + b"\0"):
+    for wrong in (
+        b"",
+        b"\x03" + good[1:],
+        good[:-1],
+        good + b"\0",
+        b"\x01" + good[1:],
+        named(lanes=0),
+        named(lanes="1"),
+    ):
         with pytest.raises(UnknownFormatError):
             PartitionSettings.decode(wrong)
     for limit in ({"retention_ms": 0}, {"max_backlog_bytes": -1}, {"max_record_bytes": 2**63}, {"version": -1}):

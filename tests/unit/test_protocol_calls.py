@@ -32,6 +32,7 @@ from rayqueue.protocol.calls import (
 )
 from rayqueue.protocol.failures import decode_failure, encode_failure
 from rayqueue.protocol.topics import TopicSettings
+from rayqueue.protocol.versions import Versions
 
 # A busy machine is no finding.
 relaxed = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -142,7 +143,8 @@ def test_an_error_of_a_later_release_is_an_error() -> None:
 
 # -- hello ---------------------------------------------------------------------------
 
-ONE, OTHER = bytes(32), bytes([1]) * 32
+ONE, OTHER = hello.hello(bytes(32)), hello.hello(bytes([1]) * 32)
+OLDER = hello.hello(bytes(32), Versions(1, 1))
 
 
 def test_both_sides_prove_the_same_token() -> None:
@@ -152,17 +154,18 @@ def test_both_sides_prove_the_same_token() -> None:
 
 
 @pytest.mark.parametrize(
-    ("token", "binding", "role", "nonces"),
+    ("token", "binding", "role", "hellos"),
     [
         (b"x" * 32, b"", b"client", (ONE, OTHER)),
         (b"t" * 32, b"another TLS session", b"client", (ONE, OTHER)),
         (b"t" * 32, b"", b"replica", (ONE, OTHER)),
         (b"t" * 32, b"", b"client", (OTHER, ONE)),
+        (b"t" * 32, b"", b"client", (OLDER, OTHER)),
     ],
-    ids=["another token", "another session", "sent back", "another connection"],
+    ids=["another token", "another session", "sent back", "another connection", "other versions"],
 )
-def test_a_proof_is_good_for_one_thing(token: bytes, binding: bytes, role: bytes, nonces: tuple[bytes, bytes]) -> None:
-    proof = hello.proof(hello.key_of(token, binding), role, *nonces)
+def test_a_proof_is_good_for_one_thing(token: bytes, binding: bytes, role: bytes, hellos: tuple[bytes, bytes]) -> None:
+    proof = hello.proof(hello.key_of(token, binding), role, *hellos)
     with pytest.raises(HandshakeError):
         hello.check_proof(proof, hello.key_of(b"t" * 32), b"client", ONE, OTHER)
 
@@ -171,4 +174,4 @@ def test_a_proof_is_good_for_one_thing(token: bytes, binding: bytes, role: bytes
 @given(st.binary(min_size=hello.HELLO_BYTES, max_size=hello.HELLO_BYTES))
 def test_who_says_something_else_is_a_stranger(message: bytes) -> None:
     with pytest.raises(HandshakeError):
-        hello.nonce_of(message)
+        hello.read_hello(message)

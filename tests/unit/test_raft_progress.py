@@ -6,6 +6,7 @@ from rayqueue.config import RaftSettings
 from rayqueue.ids import GroupId, Index, NodeId, Term
 from rayqueue.log.memory_store import MemoryStore
 from rayqueue.log.store import Checkpoint, Entry
+from rayqueue.partition.tables import PARTITION
 from rayqueue.raft.leadership import Leadership
 from rayqueue.raft.messages import AppendEntries, AppendReply, InstallSnapshot, Message
 from rayqueue.raft.progress import Pace, Progress
@@ -16,7 +17,7 @@ TERM = Term(3)
 
 
 def _store(entries: int) -> MemoryStore:
-    store = MemoryStore(GroupId("g"), NodeId("a"))
+    store = MemoryStore(GroupId("g"), NodeId("a"), PARTITION)
     store.append([_entry(index) for index in range(1, entries + 1)])
     return store
 

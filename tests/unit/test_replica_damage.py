@@ -17,6 +17,7 @@ from rayqueue.log.lmdb_codec import encode_row
 from rayqueue.log.lmdb_file import DATA_FILE
 from rayqueue.log.store import Table
 from rayqueue.partition import PartitionSettings
+from rayqueue.partition.tables import OFFSETS
 from rayqueue.protocol import calls
 from rayqueue.raft.engine import RaftEngine
 from rayqueue.raft.messages import AppendEntries
@@ -198,7 +199,7 @@ def flip(tmp_path: Path, cluster: Cluster, table: Table | None, offset: int) -> 
         with cluster.replica._store.snapshot() as snapshot:
             row = snapshot.get(table, key)
         assert row is not None
-        needle = encode_row(table.value, key, row)
+        needle = encode_row(table.space, key, row)
     found = data.count(needle)
     assert found
     with file.open("r+b") as writing:
@@ -221,9 +222,9 @@ async def by_a_lag(channel: Channel) -> Any:
     ("table", "find"),
     [
         (None, by_a_fetch),
-        (Table.OFFSETS, by_a_fetch),
-        (Table.OFFSETS, by_a_lag),
-        (Table.OFFSETS, None),  # the measures look every second
+        (OFFSETS, by_a_fetch),
+        (OFFSETS, by_a_lag),
+        (OFFSETS, None),  # the measures look every second
     ],
 )
 def test_a_healthy_replica_takes_over_from_one_whose_disk_rots(

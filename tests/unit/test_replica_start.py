@@ -27,6 +27,7 @@ from rayqueue.errors import DiskFullError, RayQueueError, StoreMissingError
 from rayqueue.ids import GroupId, NodeId
 from rayqueue.log.lmdb_file import half_made
 from rayqueue.log.lmdb_store import LmdbStore
+from rayqueue.partition.tables import PARTITION
 from rayqueue.raft.members import Members
 from rayqueue.replica import create_replica
 
@@ -78,7 +79,7 @@ def test_a_restart_makes_anew_what_was_half_made_and_nothing_else(
     assert not spec.path.exists(), "it may have voted: nobody here knows"
     half_made(spec.path).mkdir(parents=True)
     again._make_data()
-    LmdbStore.open(spec.path, GROUP, NODE).close()
+    LmdbStore.open(spec.path, GROUP, NODE, schema=PARTITION).close()
     shutil.rmtree(spec.path)
     again._make_data()
     assert not spec.path.exists(), "it was used, and is lost"
@@ -159,7 +160,7 @@ def test_what_is_made_is_its_owners_only_whatever_the_umask(tmp_path: Path, umas
         home.look(data_dir, label=None, host="localhost", ray_node="ray1")
         home.settle(data_dir, ClusterManifest("cluster-1", {}, complete=True), home.new_secret())
         create_replica(path, GROUP, NODE, Members.of([NODE]), settings(data_dir))
-        store = LmdbStore.open(path, GROUP, NODE)
+        store = LmdbStore.open(path, GROUP, NODE, schema=PARTITION)
         store.mark_damaged("for the file of that name")
         store.close()
     finally:
@@ -179,6 +180,6 @@ def test_a_store_that_others_could_read_is_closed_to_them_when_it_is_opened(tmp_
     path.chmod(0o755)
     for each in path.iterdir():
         each.chmod(0o644)
-    LmdbStore.open(path, GROUP, NODE).close()
+    LmdbStore.open(path, GROUP, NODE, schema=PARTITION).close()
     assert stat.S_IMODE(path.stat().st_mode) == 0o700
     assert set(modes(path).values()) == {0o600}

@@ -10,7 +10,8 @@ import pytest
 
 from rayqueue.errors import InvalidInputError, InvariantBrokenError, ReplicaClosedError
 from rayqueue.ids import Index, NodeId, Term
-from rayqueue.log.store import Checkpoint, Entry, HardState, LogStore, Table
+from rayqueue.log.store import MEMBERS, Checkpoint, Entry, HardState, LogStore
+from rayqueue.partition.tables import GROUPS, META, OFFSETS, PARTITION
 from tests.unit.store_disks import GROUP, NODE, LmdbTestDisk, MemoryTestDisk, TestDisk, entry, fill, indexes
 
 
@@ -54,7 +55,7 @@ def test_a_new_store_is_empty(store: LogStore) -> None:
     assert not store.must_sync
     assert store.entries(Index(1), 1000) == []
     assert store.term_at(Index(0)) == 0
-    assert list(store.scan(Table.META)) == []
+    assert list(store.scan(META)) == []
 
 
 # -- the log ------------------------------------------------------------------------
@@ -73,17 +74,17 @@ def test_appended_entries_are_read_before_and_after_sync_and_restart(disk: TestD
 
 def test_what_was_not_synced_is_gone_after_a_restart(disk: TestDisk) -> None:
     fill(disk.store, 3)
-    disk.store.put(Table.META, b"kept", b"1")
+    disk.store.put(META, b"kept", b"1")
     disk.store.sync()
     fill(disk.store, 5)
-    disk.store.put(Table.META, b"lost", b"1")
+    disk.store.put(META, b"lost", b"1")
     disk.store.set_hard(HardState(Term(9), NODE, Index(0)))
     disk.store.set_applied(Index(4))
     disk.store.save_checkpoint(checkpoint(2))
     store = disk.reopen()
     assert (store.last_index, store.applied, store.hard.term) == (3, 0, 0)
-    assert store.get(Table.META, b"kept") == b"1"
-    assert store.get(Table.META, b"lost") is None
+    assert store.get(META, b"kept") == b"1"
+    assert store.get(META, b"lost") is None
     assert store.checkpoints() == []
     with pytest.raises(KeyError):
         store.entry(Index(4))
@@ -241,9 +242,9 @@ def test_must_sync_is_about_log_term_and_vote_only(store: LogStore) -> None:
     check(False)
     store.set_applied(Index(4))
     check(False)
-    store.put(Table.META, b"a", b"b")
+    store.put(META, b"a", b"b")
     check(False)
-    store.delete(Table.META, b"a")
+    store.delete(META, b"a")
     check(False)
     store.save_checkpoint(checkpoint(3))
     check(False)
@@ -261,19 +262,19 @@ def test_must_sync_is_about_log_term_and_vote_only(store: LogStore) -> None:
 
 
 def test_rows_are_put_replaced_and_deleted(disk: TestDisk) -> None:
-    for table in Table:
+    for table in PARTITION.tables:
         disk.store.put(table, b"a", b"1")
         disk.store.put(table, b"b", b"")
         disk.store.put(table, b"c", b"3")
     disk.store.sync()
-    for table in Table:
-        disk.store.put(table, b"a", b"%s" % table.value)
+    for table in PARTITION.tables:
+        disk.store.put(table, b"a", b"%s" % table.space)
         disk.store.delete(table, b"c")
         disk.store.delete(table, b"never there")
     for _ in range(3):
-        for table in Table:
-            assert disk.store.get(table, b"a") == table.value
-            assert list(disk.store.scan(table)) == [(b"a", table.value), (b"b", b"")]
+        for table in PARTITION.tables:
+            assert disk.store.get(table, b"a") == table.space
+            assert list(disk.store.scan(table)) == [(b"a", table.space), (b"b", b"")]
             assert disk.store.get(table, b"c") is None
         disk.store.sync()
         disk.reopen()
@@ -282,12 +283,12 @@ def test_rows_are_put_replaced_and_deleted(disk: TestDisk) -> None:
 @pytest.mark.parametrize("reverse", [False, True])
 def test_scan_is_ordered_and_merges_the_buffer(store: LogStore, reverse: bool) -> None:
     for number in range(0, 300, 2):
-        store.put(Table.OFFSETS, key(number), b"disk")
+        store.put(OFFSETS, key(number), b"disk")
     store.sync()
     for number in range(1, 300, 2):
-        store.put(Table.OFFSETS, key(number), b"buffer")
+        store.put(OFFSETS, key(number), b"buffer")
     for number in range(0, 300, 10):
-        store.delete(Table.OFFSETS, key(number))
+        store.delete(OFFSETS, key(number))
     model = {n: b"buffer" if n % 2 else b"disk" for n in range(300) if n % 10}
     for start, stop in (
         (0, None),
@@ -302,40 +303,40 @@ def test_scan_is_ordered_and_merges_the_buffer(store: LogStore, reverse: bool) -
     ):
         expected = [(key(n), v) for n, v in sorted(model.items()) if n >= start and (stop is None or n < stop)]
         limit = None if stop is None else key(stop)
-        found = list(store.scan(Table.OFFSETS, key(start), limit, reverse=reverse))
+        found = list(store.scan(OFFSETS, key(start), limit, reverse=reverse))
         assert found == (expected[::-1] if reverse else expected)
 
 
 def test_rows_may_be_deleted_and_synced_while_they_are_scanned(store: LogStore) -> None:
     for number in range(500):
-        store.put(Table.OFFSETS, key(number), b"x")
+        store.put(OFFSETS, key(number), b"x")
     store.sync()
     seen = []
-    for at, (row_key, _) in enumerate(store.scan(Table.OFFSETS)):
+    for at, (row_key, _) in enumerate(store.scan(OFFSETS)):
         seen.append(row_key)
-        store.delete(Table.OFFSETS, row_key)
+        store.delete(OFFSETS, row_key)
         if at % 100 == 50:
             store.sync()
     assert seen == [key(number) for number in range(500)]
-    assert list(store.scan(Table.OFFSETS)) == []
+    assert list(store.scan(OFFSETS)) == []
 
 
 def test_keys_of_impossible_length(store: LogStore) -> None:
     for bad in (b"", b"k" * 512):
         with pytest.raises(InvalidInputError):
-            store.put(Table.GROUPS, bad, b"v")
-        assert store.get(Table.GROUPS, bad) is None
-        store.delete(Table.GROUPS, bad)
+            store.put(GROUPS, bad, b"v")
+        assert store.get(GROUPS, bad) is None
+        store.delete(GROUPS, bad)
     assert not store.dirty
-    store.put(Table.GROUPS, b"k" * 511, b"v")
+    store.put(GROUPS, b"k" * 511, b"v")
     store.sync()
-    assert list(store.scan(Table.GROUPS, b"k" * 510, b"k" * 600)) == [(b"k" * 511, b"v")]
-    assert list(store.scan(Table.GROUPS, b"", b"k" * 600, reverse=True)) == [(b"k" * 511, b"v")]
-    assert list(store.scan(Table.GROUPS, b"k" * 600)) == []
+    assert list(store.scan(GROUPS, b"k" * 510, b"k" * 600)) == [(b"k" * 511, b"v")]
+    assert list(store.scan(GROUPS, b"", b"k" * 600, reverse=True)) == [(b"k" * 511, b"v")]
+    assert list(store.scan(GROUPS, b"k" * 600)) == []
     with store.snapshot() as snapshot:
-        assert snapshot.get(Table.GROUPS, b"") is None
-        assert snapshot.get(Table.GROUPS, b"k" * 512) is None
-        assert list(snapshot.scan(Table.GROUPS, stop=b"", reverse=True)) == []
+        assert snapshot.get(GROUPS, b"") is None
+        assert snapshot.get(GROUPS, b"k" * 512) is None
+        assert list(snapshot.scan(GROUPS, stop=b"", reverse=True)) == []
 
 
 # -- checkpoints and trimming -------------------------------------------------------------
@@ -400,18 +401,18 @@ def test_a_checkpoint_is_of_an_applied_entry_and_its_term(store: LogStore) -> No
 def test_install_replaces_log_and_tables(disk: TestDisk) -> None:
     store = disk.store
     applied_log(store, 30)
-    for table in Table:
+    for table in PARTITION.tables:
         store.put(table, b"old", b"row")
     store.save_checkpoint(checkpoint(10))
     store.set_hard(HardState(Term(4), NODE, Index(30)))
     store.sync()
     store.append([entry(31)])
-    store.put(Table.META, b"unsynced", b"row")
+    store.put(META, b"unsynced", b"row")
     store.set_hard(HardState(Term(5), NODE, Index(31)))
 
     new = Checkpoint(Index(100), Term(5), b"we", b"s" * 5000)
     store.install(new)
-    store.put(Table.META, b"restored", b"row")
+    store.put(META, b"restored", b"row")
     store.append([entry(101, term=5)])
     for _ in range(3):
         assert (store.base_index, store.base_term, store.last_index, store.applied) == (100, 5, 101, 100)
@@ -419,9 +420,9 @@ def test_install_replaces_log_and_tables(disk: TestDisk) -> None:
         assert store.checkpoint == new
         assert store.checkpoints() == [100]
         assert store.entries(Index(101), 100) == [entry(101, term=5)]
-        rows = {table: list(store.scan(table)) for table in Table}
-        assert rows.pop(Table.MEMBERS) == [(key(100), b"we")]
-        assert rows.pop(Table.META) == [(b"restored", b"row")]
+        rows = {table: list(store.scan(table)) for table in PARTITION.tables}
+        assert rows.pop(MEMBERS) == [(key(100), b"we")]
+        assert rows.pop(META) == [(b"restored", b"row")]
         assert not any(rows.values())
         with pytest.raises(KeyError):
             store.entry(Index(30))
@@ -431,11 +432,11 @@ def test_install_replaces_log_and_tables(disk: TestDisk) -> None:
 
 def test_install_that_was_not_synced_changes_nothing(disk: TestDisk) -> None:
     applied_log(disk.store, 3)
-    disk.store.put(Table.META, b"a", b"b")
+    disk.store.put(META, b"a", b"b")
     disk.store.sync()
     disk.store.install(checkpoint(9))
     store = disk.reopen()
-    assert (store.base_index, store.last_index, store.get(Table.META, b"a")) == (0, 3, b"b")
+    assert (store.base_index, store.last_index, store.get(META, b"a")) == (0, 3, b"b")
 
 
 # -- snapshots ------------------------------------------------------------------------------
@@ -443,23 +444,23 @@ def test_install_that_was_not_synced_changes_nothing(disk: TestDisk) -> None:
 
 def test_a_snapshot_sees_what_was_synced_and_nothing_later(store: LogStore) -> None:
     fill(store, 3)
-    store.put(Table.META, b"a", b"1")
+    store.put(META, b"a", b"1")
     store.sync()
     fill(store, 4)
-    store.put(Table.META, b"a", b"2")
-    store.put(Table.META, b"b", b"2")
+    store.put(META, b"a", b"2")
+    store.put(META, b"b", b"2")
     with store.snapshot() as snapshot:
         store.sync()
         assert snapshot.entry(Index(3)) == entry(3)
         for index in (0, 4):
             with pytest.raises(KeyError):
                 snapshot.entry(Index(index))
-        assert snapshot.get(Table.META, b"a") == b"1"
-        assert snapshot.get(Table.META, b"b") is None
-        assert list(snapshot.scan(Table.META)) == [(b"a", b"1")]
+        assert snapshot.get(META, b"a") == b"1"
+        assert snapshot.get(META, b"b") is None
+        assert list(snapshot.scan(META)) == [(b"a", b"1")]
         with store.snapshot() as newer:
             assert newer.entry(Index(4)) == entry(4)
-            assert list(newer.scan(Table.META, reverse=True)) == [(b"b", b"2"), (b"a", b"2")]
+            assert list(newer.scan(META, reverse=True)) == [(b"b", b"2"), (b"a", b"2")]
 
 
 def test_a_snapshot_does_not_see_what_was_trimmed(store: LogStore) -> None:
@@ -476,14 +477,14 @@ def test_a_snapshot_does_not_see_what_was_trimmed(store: LogStore) -> None:
 
 def test_a_snapshot_is_for_any_thread_and_ends_with_its_block(store: LogStore) -> None:
     for number in range(40):
-        store.put(Table.META, key(number), b"x")
+        store.put(META, key(number), b"x")
     fill(store, 1)
     store.sync()
     found: list[int] = []
 
     def read() -> None:
         with store.snapshot() as snapshot:
-            found.append(len(list(snapshot.scan(Table.META))))
+            found.append(len(list(snapshot.scan(META))))
 
     threads = [threading.Thread(target=read) for _ in range(4)]
     for thread in threads:
@@ -492,12 +493,12 @@ def test_a_snapshot_is_for_any_thread_and_ends_with_its_block(store: LogStore) -
         thread.join()
     assert found == [40] * 4
     with store.snapshot() as snapshot:
-        rows = snapshot.scan(Table.META)
+        rows = snapshot.scan(META)
         next(rows)
     with pytest.raises(ReplicaClosedError):
         snapshot.entry(Index(1))
     with pytest.raises(ReplicaClosedError):
-        snapshot.get(Table.META, key(1))
+        snapshot.get(META, key(1))
     with pytest.raises(ReplicaClosedError):
         next(rows)
 
@@ -537,10 +538,10 @@ def test_after_close_everything_is_refused(store: LogStore) -> None:
         lambda: store.truncate_from(Index(2)),
         lambda: store.set_hard(HardState(Term(1), None, Index(0))),
         lambda: store.set_applied(Index(1)),
-        lambda: store.get(Table.META, b"a"),
-        lambda: next(store.scan(Table.META)),
-        lambda: store.put(Table.META, b"a", b"b"),
-        lambda: store.delete(Table.META, b"a"),
+        lambda: store.get(META, b"a"),
+        lambda: next(store.scan(META)),
+        lambda: store.put(META, b"a", b"b"),
+        lambda: store.delete(META, b"a"),
         lambda: store.save_checkpoint(checkpoint(1)),
         lambda: store.trim_to(Index(0), 1),
         lambda: store.install(checkpoint(1)),

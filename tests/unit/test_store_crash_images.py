@@ -15,7 +15,8 @@ import pytest
 
 from rayqueue.ids import GroupId, Index, NodeId, Term
 from rayqueue.log.lmdb_store import LmdbStore
-from rayqueue.log.store import Entry, HardState, Table
+from rayqueue.log.store import Entry, HardState
+from rayqueue.partition.tables import OFFSETS, PARTITION
 from rayqueue.records.checksum import entry_crc
 from tests.unit.store_disks import SMALL
 
@@ -35,19 +36,19 @@ def _write_something(store: LmdbStore, rng: Random) -> None:
     if store.last_index > 8 and rng.random() < 0.3:
         store.truncate_from(Index(store.last_index - 2))
     for _ in range(rng.randint(1, 40)):
-        store.put(Table.OFFSETS, rng.randint(0, 300).to_bytes(8, "big"), rng.randbytes(20))
-    store.delete(Table.OFFSETS, rng.randint(0, 300).to_bytes(8, "big"))
+        store.put(OFFSETS, rng.randint(0, 300).to_bytes(8, "big"), rng.randbytes(20))
+    store.delete(OFFSETS, rng.randint(0, 300).to_bytes(8, "big"))
     store.set_hard(HardState(Term(1), NODE, Index(rng.randint(0, store.last_index))))
 
 
 def _content(store: LmdbStore) -> tuple[object, ...]:
     entries = [store.entry(Index(index)) for index in range(1, store.last_index + 1)]
-    return store.hard, store.applied, entries, [list(store.scan(table)) for table in Table]
+    return store.hard, store.applied, entries, [list(store.scan(table)) for table in PARTITION.tables]
 
 
 def _found_in(image: bytes, directory: Path) -> tuple[object, ...]:
     (directory / "data.mdb").write_bytes(image)
-    store = LmdbStore.open(directory, GROUP, NODE, SMALL)
+    store = LmdbStore.open(directory, GROUP, NODE, SMALL, schema=PARTITION)
     try:
         return _content(store)
     finally:
@@ -57,8 +58,8 @@ def _found_in(image: bytes, directory: Path) -> tuple[object, ...]:
 @pytest.mark.parametrize("seed", range(3))
 def test_any_part_of_an_unfinished_sync_leaves_the_state_before_it(tmp_path: Path, seed: int) -> None:
     rng = Random(seed)
-    LmdbStore.create(tmp_path / "copy", GROUP, NODE, SMALL).close()
-    store = LmdbStore.create(tmp_path / "store", GROUP, NODE, SMALL)
+    LmdbStore.create(tmp_path / "copy", GROUP, NODE, SMALL, schema=PARTITION).close()
+    store = LmdbStore.create(tmp_path / "store", GROUP, NODE, SMALL, schema=PARTITION)
     data = tmp_path / "store" / "data.mdb"
     torn = 0
     for _ in range(ROUNDS):

@@ -30,7 +30,8 @@ from rayqueue.errors import (
 from rayqueue.ids import GroupId, Index, NodeId, Term
 from rayqueue.log.lmdb_file import DATA_FILE, LOCK_FILE
 from rayqueue.log.lmdb_store import LmdbOptions, LmdbStore
-from rayqueue.log.store import Checkpoint, Table
+from rayqueue.log.store import Checkpoint
+from rayqueue.partition.tables import META, OFFSETS, PARTITION
 from tests.unit import store_worker
 from tests.unit.store_disks import GROUP, NODE, SMALL, entry, fill
 
@@ -95,15 +96,15 @@ def test_a_write_ahead_file_that_was_cut_off_is_never_believed(fast_directory: P
 
 @pytest.mark.parametrize("length", [0, 1, 100, 4096, 8191])
 def test_a_file_without_both_meta_pages_is_damaged(tmp_path: Path, length: int) -> None:
-    LmdbStore.create(tmp_path / "r", GROUP, NODE, SMALL).close()
+    LmdbStore.create(tmp_path / "r", GROUP, NODE, SMALL, schema=PARTITION).close()
     os.truncate(tmp_path / "r" / DATA_FILE, length)
     with pytest.raises(DamagedLogError):
-        LmdbStore.open(tmp_path / "r", GROUP, NODE, SMALL)
+        LmdbStore.open(tmp_path / "r", GROUP, NODE, SMALL, schema=PARTITION)
 
 
 def test_a_meta_page_that_went_back_is_damage_and_not_the_past(tmp_path: Path) -> None:
     """LMDB alone would take the other page and silently forget the last synced transaction."""
-    store = LmdbStore.create(tmp_path / "r", GROUP, NODE, SMALL)
+    store = LmdbStore.create(tmp_path / "r", GROUP, NODE, SMALL, schema=PARTITION)
     for index in range(1, 6):
         fill(store, index)
         store.sync()
@@ -114,11 +115,11 @@ def test_a_meta_page_that_went_back_is_damage_and_not_the_past(tmp_path: Path) -
     data[144 if ids[0] > ids[1] else 4096 + 144] = 0
     (tmp_path / "r" / DATA_FILE).write_bytes(data)
     with pytest.raises(DamagedLogError):
-        LmdbStore.open(tmp_path / "r", GROUP, NODE, SMALL)
+        LmdbStore.open(tmp_path / "r", GROUP, NODE, SMALL, schema=PARTITION)
 
 
 def test_one_damaged_entry_leaves_the_others_readable(tmp_path: Path) -> None:
-    store = LmdbStore.create(tmp_path / "r", GROUP, NODE, SMALL)
+    store = LmdbStore.create(tmp_path / "r", GROUP, NODE, SMALL, schema=PARTITION)
     store.append([entry(index, payload=b"needle %d " % index * 500) for index in range(1, 11)])
     store.sync()
     store.close()
@@ -126,7 +127,7 @@ def test_one_damaged_entry_leaves_the_others_readable(tmp_path: Path) -> None:
     data = file.read_bytes()
     at = data.rindex(b"needle 4 ")
     file.write_bytes(data[:at] + b"noodle" + data[at + 6 :])
-    store = LmdbStore.open(tmp_path / "r", GROUP, NODE, SMALL)
+    store = LmdbStore.open(tmp_path / "r", GROUP, NODE, SMALL, schema=PARTITION)
     for index in range(1, 11):
         assert store.term_at(Index(index)) == 1
         if index == 4:
@@ -194,7 +195,7 @@ def append_for_ever(store: LmdbStore) -> None:
 
 def test_a_log_at_its_limit_is_full_until_it_is_trimmed(tmp_path: Path) -> None:
     options = LmdbOptions(cache_bytes=0, map_bytes=1 << 20, max_bytes=4 << 20, reserve_bytes=512 << 10)
-    store = LmdbStore.create(tmp_path / "r", GROUP, NODE, options)
+    store = LmdbStore.create(tmp_path / "r", GROUP, NODE, options, schema=PARTITION)
     for _ in range(5):  # full again and again, and never stuck
         with pytest.raises(DiskFullError):
             append_for_ever(store)
@@ -207,7 +208,7 @@ def test_a_log_at_its_limit_is_full_until_it_is_trimmed(tmp_path: Path) -> None:
         while not store.trim_to(point, 20):
             store.sync()
         store.sync()
-        store.put(Table.META, b"a", b"b")
+        store.put(META, b"a", b"b")
         store.sync()  # pages freed by one transaction are reused by the one after the next
     assert store.last_index > 5 * 35
     store.close()
@@ -228,44 +229,44 @@ def test_every_sync_that_returned_survives_kill_9(tmp_path: Path) -> None:
         rest = [line for line in process.stdout.read().splitlines(keepends=True) if line.endswith("\n")]
         process.wait()
         last = int(rest[-1] if rest else reported)
-        store = LmdbStore.open(path, GROUP, NODE, SMALL)  # the lock went with the process
+        store = LmdbStore.open(path, GROUP, NODE, SMALL, schema=PARTITION)  # the lock went with the process
         # A truncation is buffered, so the log may be as long as before it, and one entry longer than reported.
         assert last <= store.last_index <= last + 5
         assert store.damaged is None
         for index in range(1, last + 1):
             assert store.entry(Index(index)).payload == store_worker.payload(index)
-            assert store.get(Table.OFFSETS, index.to_bytes(8, "big")) == b"here"
+            assert store.get(OFFSETS, index.to_bytes(8, "big")) == b"here"
         store.close()
 
 
 def test_one_store_at_a_time(tmp_path: Path) -> None:
-    store = LmdbStore.create(tmp_path / "r", GROUP, NODE, SMALL)
+    store = LmdbStore.create(tmp_path / "r", GROUP, NODE, SMALL, schema=PARTITION)
     with pytest.raises(StorageError) as caught:
-        LmdbStore.open(tmp_path / "r", GROUP, NODE, SMALL)
+        LmdbStore.open(tmp_path / "r", GROUP, NODE, SMALL, schema=PARTITION)
     assert caught.value.details["reason"] == "locked"
     script = (
         "import sys; from tests.unit.store_disks import *\n"
         "from rayqueue.log.lmdb_store import LmdbStore\n"
-        "try: LmdbStore.open(sys.argv[1], GROUP, NODE)\n"
+        "try: LmdbStore.open(sys.argv[1], GROUP, NODE, schema=PARTITION)\n"
         "except Exception as error: print(type(error).__name__)"
     )
     command = [sys.executable, "-c", script, str(tmp_path / "r")]
     assert subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout == "StorageError\n"
     store.close()
-    LmdbStore.open(tmp_path / "r", GROUP, NODE, SMALL).close()
+    LmdbStore.open(tmp_path / "r", GROUP, NODE, SMALL, schema=PARTITION).close()
 
 
 def test_the_right_store_or_none(tmp_path: Path) -> None:
     with pytest.raises(StoreMissingError):
-        LmdbStore.open(tmp_path / "r", GROUP, NODE, SMALL)
+        LmdbStore.open(tmp_path / "r", GROUP, NODE, SMALL, schema=PARTITION)
     assert not (tmp_path / "r").exists(), "asking makes nothing"
-    LmdbStore.create(tmp_path / "r", GROUP, NODE, SMALL).close()
+    LmdbStore.create(tmp_path / "r", GROUP, NODE, SMALL, schema=PARTITION).close()
     for group, node in ((GroupId("orders-4"), NODE), (GROUP, NodeId("orders-3-b"))):
         with pytest.raises(StoreIdentityError):
-            LmdbStore.open(tmp_path / "r", group, node, SMALL)
+            LmdbStore.open(tmp_path / "r", group, node, SMALL, schema=PARTITION)
     with pytest.raises(StoreIdentityError):
-        LmdbStore.create(tmp_path / "r", GROUP, NODE, SMALL)
-    LmdbStore.open(tmp_path / "r", GROUP, NODE, SMALL).close()
+        LmdbStore.create(tmp_path / "r", GROUP, NODE, SMALL, schema=PARTITION)
+    LmdbStore.open(tmp_path / "r", GROUP, NODE, SMALL, schema=PARTITION).close()
 
 
 def test_a_creation_that_died_half_way_can_be_repeated(tmp_path: Path) -> None:
@@ -273,9 +274,9 @@ def test_a_creation_that_died_half_way_can_be_repeated(tmp_path: Path) -> None:
     (tmp_path / "r.new" / LOCK_FILE).touch()
     (tmp_path / "r.new" / DATA_FILE).write_bytes(b"half a page")
     with pytest.raises(StoreMissingError):
-        LmdbStore.open(tmp_path / "r", GROUP, NODE, SMALL)
+        LmdbStore.open(tmp_path / "r", GROUP, NODE, SMALL, schema=PARTITION)
     (tmp_path / "r").mkdir()  # an empty directory is no obstacle
-    LmdbStore.create(tmp_path / "r", GROUP, NODE, SMALL).close()
+    LmdbStore.create(tmp_path / "r", GROUP, NODE, SMALL, schema=PARTITION).close()
     assert not (tmp_path / "r.new").exists()
 
 
@@ -283,7 +284,7 @@ def test_a_creation_that_died_half_way_can_be_repeated(tmp_path: Path) -> None:
 
 
 def test_the_map_grows_under_running_snapshots(tmp_path: Path) -> None:
-    store = LmdbStore.create(tmp_path / "r", GROUP, NODE, SMALL)
+    store = LmdbStore.create(tmp_path / "r", GROUP, NODE, SMALL, schema=PARTITION)
     fill(store, 1)
     store.sync()
     stop = threading.Event()
@@ -294,10 +295,10 @@ def test_the_map_grows_under_running_snapshots(tmp_path: Path) -> None:
         try:
             while not stop.is_set():
                 with store.snapshot() as snapshot:
-                    last = int(snapshot.get(Table.META, b"end") or b"1")
+                    last = int(snapshot.get(META, b"end") or b"1")
                     for index in {1, last, (last + 1) // 2}:
                         assert snapshot.entry(Index(index)).index == index
-                    assert sum(1 for _ in snapshot.scan(Table.OFFSETS)) == last - 1
+                    assert sum(1 for _ in snapshot.scan(OFFSETS)) == last - 1
                 reads[which] += 1
         except BaseException as error:  # noqa: BLE001 - reported by the test's own thread
             problems.append(error)
@@ -319,7 +320,7 @@ def test_the_map_grows_under_running_snapshots(tmp_path: Path) -> None:
 
 def test_a_reader_that_does_not_end_cannot_block_the_writer_for_good(tmp_path: Path) -> None:
     options = LmdbOptions(map_bytes=1 << 20, growth_wait_ms=50)
-    store = LmdbStore.create(tmp_path / "r", GROUP, NODE, options)
+    store = LmdbStore.create(tmp_path / "r", GROUP, NODE, options, schema=PARTITION)
     store.append([entry(1, payload=b"x" * (8 << 20))])
     with store.snapshot(), pytest.raises(DiskFullError):
         store.sync()
@@ -329,7 +330,7 @@ def test_a_reader_that_does_not_end_cannot_block_the_writer_for_good(tmp_path: P
 
 
 def test_closing_waits_for_a_snapshot_or_leaves_the_closing_to_it(tmp_path: Path) -> None:
-    store = LmdbStore.create(tmp_path / "r", GROUP, NODE, LmdbOptions(close_wait_ms=50))
+    store = LmdbStore.create(tmp_path / "r", GROUP, NODE, LmdbOptions(close_wait_ms=50), schema=PARTITION)
     fill(store, 3)
     store.sync()
     with store.snapshot() as snapshot:
@@ -338,12 +339,12 @@ def test_closing_waits_for_a_snapshot_or_leaves_the_closing_to_it(tmp_path: Path
         with pytest.raises(ReplicaClosedError), store.snapshot():
             pass
         with pytest.raises(StorageError):
-            LmdbStore.open(tmp_path / "r", GROUP, NODE)
-    LmdbStore.open(tmp_path / "r", GROUP, NODE).close()
+            LmdbStore.open(tmp_path / "r", GROUP, NODE, schema=PARTITION)
+    LmdbStore.open(tmp_path / "r", GROUP, NODE, schema=PARTITION).close()
 
 
 def test_more_readers_than_allowed_wait_for_their_turn(tmp_path: Path) -> None:
-    store = LmdbStore.create(tmp_path / "r", GROUP, NODE, LmdbOptions(max_snapshots=2))
+    store = LmdbStore.create(tmp_path / "r", GROUP, NODE, LmdbOptions(max_snapshots=2), schema=PARTITION)
     fill(store, 1)
     store.sync()
     inside = threading.Semaphore(0)

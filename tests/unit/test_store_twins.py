@@ -20,12 +20,13 @@ from msgspec.structs import replace
 
 from rayqueue.errors import RayQueueError
 from rayqueue.ids import Index, NodeId, Term
-from rayqueue.log.store import Checkpoint, Entry, HardState, LogStore, Snapshot, Table
+from rayqueue.log.store import MEMBERS, Checkpoint, Entry, HardState, LogStore, Snapshot, Table
+from rayqueue.partition.tables import META, OFFSETS, PARTITION
 from tests.unit.store_disks import LmdbTestDisk, MemoryTestDisk, entry
 
 KEYS = st.sampled_from([b"a", b"b", b"\x00", b"\xff" * 3, b"k" * 511]) | st.binary(min_size=1, max_size=3)
 SIZES = st.sampled_from([0, 1, 90, 3000, 9000])
-TABLES = st.sampled_from([Table.OFFSETS, Table.META])  # one of each kind
+TABLES = st.sampled_from([OFFSETS, META])  # one of each kind
 
 
 @dataclass
@@ -33,7 +34,7 @@ class Model:
     """What a store is, said as plainly as possible."""
 
     entries: dict[int, Entry] = field(default_factory=dict)
-    tables: dict[Table, dict[bytes, bytes]] = field(default_factory=lambda: {table: {} for table in Table})
+    tables: dict[Table, dict[bytes, bytes]] = field(default_factory=lambda: {table: {} for table in PARTITION.tables})
     checkpoints: dict[int, Checkpoint] = field(default_factory=dict)
     hard: HardState = field(default_factory=lambda: HardState(Term(0), None, Index(0)))
     applied: int = 0
@@ -148,10 +149,10 @@ class Twins(RuleBasedStateMachine):
         self.both(lambda store: store.install(got))
         hard = replace(self.now.hard, commit=Index(index))
         self.now = Model(hard=hard, applied=index, base=index, base_term=got.term, checkpoints={index: got})
-        self.now.tables[Table.MEMBERS][index.to_bytes(8, "big")] = b"we"
+        self.now.tables[MEMBERS][index.to_bytes(8, "big")] = b"we"
         for key, value in restored.items():
-            self.both(lambda store, key=key, value=value: store.put(Table.META, key, value))  # type: ignore[misc]
-        self.now.tables[Table.META].update(restored)
+            self.both(lambda store, key=key, value=value: store.put(META, key, value))  # type: ignore[misc]
+        self.now.tables[META].update(restored)
 
     @rule()
     def sync(self) -> None:
@@ -198,7 +199,7 @@ class Twins(RuleBasedStateMachine):
                     expected.pop()
                     break
             assert store.entries(Index(first), max_bytes) == expected
-            for table in Table:
+            for table in PARTITION.tables:
                 rows = sorted(now.tables[table].items())
                 assert list(store.scan(table)) == rows
                 assert list(store.scan(table, reverse=True)) == rows[::-1]
@@ -225,7 +226,7 @@ class Twins(RuleBasedStateMachine):
                 assert index not in seen.entries
             else:
                 assert found == seen.entries[index]
-        for table in Table:
+        for table in PARTITION.tables:
             rows = sorted(seen.tables[table].items())
             assert list(snapshot.scan(table)) == rows
             assert list(snapshot.scan(table, reverse=True)) == rows[::-1]

@@ -16,9 +16,10 @@ from rayqueue.ids import Index, NodeId, Term
 from rayqueue.log.lmdb_file import DATA_FILE
 from rayqueue.log.lmdb_store import LmdbOptions, LmdbStore
 from rayqueue.log.ops import Append, Delete, Op, Put, SetApplied, SetHard, Truncate
-from rayqueue.log.store import Checkpoint, HardState, Table
+from rayqueue.log.store import Checkpoint, HardState
 from rayqueue.log.wal import SECTOR_BYTES, Wal, decode_ops, encode_ops
 from rayqueue.log.wal_file import WAL_FILE, DiskFile
+from rayqueue.partition.tables import LANES, META, OFFSETS, PARTITION, PRODUCERS
 from tests.unit.store_disks import GROUP, NODE, SMALL, entry, fill
 
 META_BYTES = 2 * 4096
@@ -27,24 +28,24 @@ META_BYTES = 2 * 4096
 def content(store: LmdbStore) -> tuple[object, ...]:
     first = store.base_index + 1
     entries = [store.entry(Index(index)) for index in range(first, store.last_index + 1)]
-    return store.hard, store.applied, entries, [list(store.scan(table)) for table in Table]
+    return store.hard, store.applied, entries, [list(store.scan(table)) for table in PARTITION.tables]
 
 
 def create(path: Path) -> LmdbStore:
-    return LmdbStore.create(path, GROUP, NODE, SMALL)
+    return LmdbStore.create(path, GROUP, NODE, SMALL, schema=PARTITION)
 
 
 def reopen(store: LmdbStore, path: Path) -> LmdbStore:
     store.close()
-    return LmdbStore.open(path, GROUP, NODE, SMALL)
+    return LmdbStore.open(path, GROUP, NODE, SMALL, schema=PARTITION)
 
 
 def write_a_little(store: LmdbStore, rng: Random) -> None:
     payloads = [rng.randbytes(rng.choice((10, 300, 3000))) for _ in range(rng.randint(1, 3))]
     store.append([entry(store.last_index + 1 + number, 1, payload) for number, payload in enumerate(payloads)])
     for _ in range(rng.randint(0, 3)):
-        store.put(Table.OFFSETS, rng.randint(0, 50).to_bytes(8, "big"), rng.randbytes(20))
-    store.delete(Table.OFFSETS, rng.randint(0, 50).to_bytes(8, "big"))
+        store.put(OFFSETS, rng.randint(0, 50).to_bytes(8, "big"), rng.randbytes(20))
+    store.delete(OFFSETS, rng.randint(0, 50).to_bytes(8, "big"))
     store.set_hard(HardState(Term(1), NODE, Index(rng.randint(0, store.last_index))))
 
 
@@ -54,8 +55,8 @@ def write_a_little(store: LmdbStore, rng: Random) -> None:
 def test_persisted_is_there_after_a_restart_and_synced_again(tmp_path: Path) -> None:
     store = create(tmp_path / "r")
     fill(store, 3)
-    store.put(Table.META, b"a", b"1")
-    store.put(Table.META, b"a", b"2")
+    store.put(META, b"a", b"1")
+    store.put(META, b"a", b"2")
     store.set_hard(HardState(Term(4), NODE, Index(2)))
     store.set_applied(Index(2))
     store.persist()
@@ -66,7 +67,7 @@ def test_persisted_is_there_after_a_restart_and_synced_again(tmp_path: Path) -> 
     fill(store, 5)  # lost: nobody said persist
     store = reopen(store, tmp_path / "r")
     assert (store.last_index, store.applied, store.hard) == (3, 2, HardState(Term(4), NODE, Index(2)))
-    assert store.get(Table.META, b"a") == b"2"
+    assert store.get(META, b"a") == b"2"
     assert not store.dirty
     with store.snapshot() as snapshot:
         assert snapshot.entry(Index(3)) == entry(3)
@@ -78,13 +79,13 @@ def test_what_a_sync_took_over_is_not_replayed(tmp_path: Path) -> None:
     for last in range(1, 8):
         fill(store, last)
         store.persist()
-    store.put(Table.META, b"a", b"persisted")
+    store.put(META, b"a", b"persisted")
     store.persist()
-    store.delete(Table.META, b"a")
+    store.delete(META, b"a")
     store.sync()
     store = reopen(store, tmp_path / "r")
     assert store.last_index == 7
-    assert store.get(Table.META, b"a") is None
+    assert store.get(META, b"a") is None
     store.close()
 
 
@@ -141,7 +142,7 @@ def test_a_full_file_is_emptied_into_lmdb(tmp_path: Path) -> None:
 
 def test_a_full_disk_loses_nothing_that_was_persisted(tmp_path: Path) -> None:
     options = LmdbOptions(cache_bytes=0, map_bytes=1 << 20, max_bytes=2 << 20, wal_bytes=16 << 10)
-    store = LmdbStore.create(tmp_path / "r", GROUP, NODE, options)
+    store = LmdbStore.create(tmp_path / "r", GROUP, NODE, options, schema=PARTITION)
 
     def append_for_ever(size: int, harden: Callable[[], None]) -> None:
         while True:
@@ -158,7 +159,7 @@ def test_a_full_disk_loses_nothing_that_was_persisted(tmp_path: Path) -> None:
     assert kept > synced
     assert store.must_sync
     store.close()
-    store = LmdbStore.open(tmp_path / "r", GROUP, NODE, options)
+    store = LmdbStore.open(tmp_path / "r", GROUP, NODE, options, schema=PARTITION)
     assert store.last_index == kept
     assert store.entry(kept).payload == b"y" * 3000
     store.truncate_from(kept)
@@ -171,7 +172,7 @@ def test_a_full_disk_loses_nothing_that_was_persisted(tmp_path: Path) -> None:
 def found_in(directory: Path, data: bytes, wal: bytes) -> tuple[object, ...]:
     (directory / DATA_FILE).write_bytes(data)
     (directory / WAL_FILE).write_bytes(wal)
-    store = LmdbStore.open(directory, GROUP, NODE, SMALL)
+    store = LmdbStore.open(directory, GROUP, NODE, SMALL, schema=PARTITION)
     try:
         return content(store)
     finally:
@@ -227,7 +228,7 @@ def test_a_missing_file_is_damage(tmp_path: Path) -> None:
     create(tmp_path / "r").close()
     (tmp_path / "r" / WAL_FILE).unlink()
     with pytest.raises(DamagedLogError):
-        LmdbStore.open(tmp_path / "r", GROUP, NODE, SMALL)
+        LmdbStore.open(tmp_path / "r", GROUP, NODE, SMALL, schema=PARTITION)
 
 
 def test_a_record_without_the_one_before_it_is_damage(tmp_path: Path) -> None:
@@ -241,7 +242,7 @@ def test_a_record_without_the_one_before_it_is_damage(tmp_path: Path) -> None:
     wal[SECTOR_BYTES : 2 * SECTOR_BYTES] = bytes(SECTOR_BYTES)  # a write that never reached its place
     file.write_bytes(wal)
     with pytest.raises(DamagedLogError, match="not record 1"):
-        LmdbStore.open(tmp_path / "r", GROUP, NODE, SMALL)
+        LmdbStore.open(tmp_path / "r", GROUP, NODE, SMALL, schema=PARTITION)
 
 
 def test_data_older_than_the_write_ahead_file_is_damage(tmp_path: Path) -> None:
@@ -256,7 +257,7 @@ def test_data_older_than_the_write_ahead_file_is_damage(tmp_path: Path) -> None:
     store.close()
     shutil.copy(tmp_path / "older", tmp_path / "r" / DATA_FILE)
     with pytest.raises(DamagedLogError, match="newest"):
-        LmdbStore.open(tmp_path / "r", GROUP, NODE, SMALL)
+        LmdbStore.open(tmp_path / "r", GROUP, NODE, SMALL, schema=PARTITION)
 
 
 def test_a_write_that_failed_ends_writing(tmp_path: Path) -> None:
@@ -276,9 +277,9 @@ def test_a_write_that_failed_ends_writing(tmp_path: Path) -> None:
 
 OPS: list[Op] = [
     Append(entry(7, 3, b"payload")),
-    Put(Table.PRODUCERS, b"key", b"value"),
-    Put(Table.META, b"k", b""),
-    Delete(Table.LANES, b"gone"),
+    Put(PRODUCERS, b"key", b"value"),
+    Put(META, b"k", b""),
+    Delete(LANES, b"gone"),
     SetApplied(Index(6)),
     SetHard(HardState(Term(3), NodeId("n"), Index(6))),
 ]
@@ -294,7 +295,7 @@ def test_the_format_of_operations_does_not_change_by_accident() -> None:
     data = encode_ops(OPS, 1000)
     assert data is not None
     assert data.hex() == GOLDEN_OPS
-    assert sorted(decode_ops(data), key=repr) == sorted(OPS, key=repr)
+    assert sorted(decode_ops(data, PARTITION.by_number), key=repr) == sorted(OPS, key=repr)
 
 
 GOLDEN_SECTORS = [
@@ -326,4 +327,4 @@ def test_what_is_not_for_the_write_ahead_file(ops: list[Op]) -> None:
 @pytest.mark.parametrize("data", [b"\x09", b"\x01\x02", b"\x04\x99\x00\x00\x00\x00\x00\x00"])
 def test_a_record_that_cannot_be_read_is_damage(data: bytes) -> None:
     with pytest.raises(DamagedLogError):
-        decode_ops(data)
+        decode_ops(data, PARTITION.by_number)

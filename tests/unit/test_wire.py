@@ -81,7 +81,7 @@ def read_all(stream: bytes, chunk_bytes: int, *, max_frame_bytes: int = MAX_FRAM
     return received
 
 
-# If one of these changes, replicas of two releases no longer understand each other: raise handshake.VERSION.
+# If one of these changes, replicas of two releases no longer understand each other: raise handshake.SPEAKS.
 GOLDEN: list[tuple[Message, str]] = [
     (PreVote(Term(7), Index(99), Term(6)), "1d000000f64917ce01070000000000000063000000000000000600000000000000"),
     (PreVoteReply(Term(7), Term(8), True), "160000008adbbd07020700000000000000080000000000000001"),
