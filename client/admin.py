@@ -92,8 +92,8 @@ class PartitionDescription:
     """Brokers that hold several of its copies: these survive that node's processes, not the node."""
 
     @property
-    def in_sync(self) -> int:
-        """Replicas that answer and are no further behind than a moment."""
+    def healthy(self) -> int:
+        """Replicas that answer and report no problem. How far each has come is its ``high_watermark``."""
         return sum(replica.problem is None for replica in self.replicas)
 
 
@@ -253,7 +253,7 @@ def _standing(rq: RayQueue, info: TopicInfo, partitions: Sequence[PartitionInfo]
         problems = [
             f"{replica.node} on {replica.broker}: {replica.problem}" for replica in each.replicas if replica.problem
         ]
-        started = f"{each.in_sync} of {len(each.replicas)} replicas of {info.name}-{each.number} have started"
+        started = f"{each.healthy} of {len(each.replicas)} replicas of {info.name}-{each.number} have started"
         told.append(f"{started} ({'; '.join(problems)})" if problems else started)
     return ", ".join(told)
 

@@ -32,6 +32,7 @@ from typing import Any, NamedTuple, overload
 
 from rayqueue.client.arguments import seconds_of
 from rayqueue.client.forks import forked
+from rayqueue.client.io import in_io_thread
 from rayqueue.errors import DeliveryFailedError, InvalidInputError, OutcomeUnknownError, RayQueueError
 
 _log = logging.getLogger(__name__)
@@ -300,7 +301,7 @@ def when_known(ranges: Iterable[Range], wake: Waker) -> None:
 
 def wait_until_known(ranges: Iterable[Range], timeout_s: float | None) -> bool:
     """Block until all are known, or the time is up."""
-    if threading.current_thread().name == "rayqueue io":
+    if in_io_thread():
         raise InvalidInputError("this would wait for itself: in the I/O thread, await the delivery instead")
     known = threading.Event()
     when_known(ranges, known.set)

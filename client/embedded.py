@@ -2,8 +2,8 @@
 
 Owns how that Ray is started: on loopback only, without dashboard, with its own
 temporary directory, and with the few of Ray's internal settings that only the
-one who starts it can choose (DESIGN: "Ray facts"). On a Ray that somebody else
-started everything works too, only slower where these settings matter.
+one who starts it can choose. On a Ray that somebody else started everything
+works too, only slower where these settings matter.
 
 It does not know what runs on that Ray.
 """

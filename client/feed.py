@@ -21,9 +21,7 @@ from rayqueue.errors import InvariantBrokenError, OffsetOutOfRangeError, RayQueu
 from rayqueue.protocol.calls import Grant
 from rayqueue.protocol.data import Cursor, FetchAnswer, FetchRequest
 from rayqueue.protocol.topics import TopicPartition
-
-_LANE_AT = 44
-"""Where a batch's header says its lane (``rayqueue.records.header``)."""
+from rayqueue.records.header import LANE_AT
 
 
 class Plan(NamedTuple):
@@ -187,7 +185,7 @@ class Feed:
         grown: list[Lane] = []
         lowest, edge = -1, answer.high_watermark
         for base, count, payload in answer.batches:
-            number = payload[_LANE_AT]
+            number = payload[LANE_AT]
             if number not in asked:
                 raise InvariantBrokenError(f"a fetch of lanes {sorted(asked)} was answered with lane {number}")
             lane = self.lanes[number]

@@ -24,6 +24,13 @@ from rayqueue.errors import ClosedError, InvalidInputError
 
 _T = TypeVar("_T")
 
+_here = threading.local()
+
+
+def in_io_thread() -> bool:
+    """Whether the caller is in the thread of some ``IoThread``: it must not wait for what only that thread can do."""
+    return getattr(_here, "is_io", False)
+
 
 class IoThread:
     """An event loop and its thread. Use ``shared()``; a second one is for tests."""
@@ -115,6 +122,7 @@ class IoThread:
         raise TypeError("a thread stays in its process")
 
     def _main(self) -> None:
+        _here.is_io = True
         asyncio.set_event_loop(self.loop)
         self.loop.call_soon(self._started.set)
         try:

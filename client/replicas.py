@@ -21,7 +21,7 @@ import ray
 from ray.exceptions import GetTimeoutError, RayError
 
 from rayqueue.actors.endpoint import Endpoint
-from rayqueue.actors.names import actor_name
+from rayqueue.actors.names import COORDINATOR_PREFIX, actor_name
 from rayqueue.client.calls import typed
 from rayqueue.client.channel import Channel
 from rayqueue.config import Settings
@@ -29,7 +29,6 @@ from rayqueue.errors import ClosedError, OutcomeUnknownError, RayQueueError, Tra
 from rayqueue.ids import GroupId, NodeId
 
 _ENDPOINT_S = 5.0
-_COORDINATOR_PREFIX = "rayqueue/coordinator/"
 
 
 class Replicas:
@@ -193,9 +192,9 @@ def coordinator_nodes(namespace: str) -> tuple[str, ...]:
         named = ray.util.list_named_actors(all_namespaces=True)
     return tuple(
         sorted(
-            actor["name"].removeprefix(_COORDINATOR_PREFIX)
+            actor["name"].removeprefix(COORDINATOR_PREFIX)
             for actor in named
-            if actor["namespace"] == namespace and actor["name"].startswith(_COORDINATOR_PREFIX)
+            if actor["namespace"] == namespace and actor["name"].startswith(COORDINATOR_PREFIX)
         )
     )
 

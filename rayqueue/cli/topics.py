@@ -129,7 +129,7 @@ def describe(
     partitions = table(*columns, title="Partitions", right=("term", "start", "end", "size"))
     for each in topic.partitions:
         cells = (each.number, each.leader or "none", each.term, each.start_offset, each.end_offset)
-        style = None if each.leader and each.in_sync == len(each.replicas) else "red"
+        style = None if each.leader and each.healthy == len(each.replicas) else "red"
         add(partitions, *cells, size(each.size_bytes), _replicas(each), style=style)
     out.print(partitions)
     for trouble in troubles_of(topic):

@@ -2,7 +2,7 @@
 
 PySyncObj runs the elections, counts votes and matches, advances the commit
 index, steps down without a quorum and keeps term and vote. What is unsafe in
-it is overridden by the engine (see DESIGN §4 for each finding). Python's name
+it is overridden by the engine (docs/raft.md tells each finding). Python's name
 mangling makes that possible without a fork: a private method ``__x`` of
 ``SyncObj`` is the attribute ``_SyncObj__x``, and a subclass that defines that
 name is called instead.

@@ -22,7 +22,7 @@ What must be durable before what is sent:
   itself as one of the majority only in a later step, after its own ``sync``.
 
 PySyncObj (``_pysyncobj.StockRaft``) runs elections, commit and step-down. The
-remedies of DESIGN §4 are here and in the modules this one uses: ``election``
+remedies for what it does wrong (docs/raft.md) are here and in the modules this one uses: ``election``
 (pre-vote, loyalty, one vote each), ``follower`` (never truncate a match),
 ``progress`` (probe, then pipeline), ``leadership`` (nothing outlives its term),
 ``members`` (one change at a time).

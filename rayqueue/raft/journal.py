@@ -5,7 +5,7 @@ empty. Here position 0 is the base: the entry before the first one kept, of
 which only index and term are known.
 
 Truncation and compaction of the stock engine are replaced (they drop entries
-that were acknowledged, see DESIGN §4), so their entrances are closed.
+that were acknowledged, see docs/raft.md), so their entrances are closed.
 """
 
 from __future__ import annotations

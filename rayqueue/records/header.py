@@ -48,6 +48,8 @@ BATCH_TAG = MAGIC[0]
 HEADER_BYTES = 72
 CHECKED_FROM = 16
 """Where the checksummed region starts."""
+LANE_AT = 44
+"""Where the lane is, for who needs to know nothing else."""
 
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 """Default limit for what a batch may decompress to. Producers, brokers and consumers share it,

@@ -1,4 +1,4 @@
-"""What a replica tells about itself."""
+"""The status of a replica: what it tells about itself."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class Status:
     group_id: GroupId
     node_id: NodeId
     role: str
-    """``leader``, ``follower``, ``candidate`` or ``learner``."""
+    """``leader``, ``follower`` or ``learner``. One that asks for votes is a follower without a leader."""
     leader: NodeId | None
     term: Term
     start_offset: Offset

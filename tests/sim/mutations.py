@@ -1,4 +1,4 @@
-"""Each remedy of DESIGN §4, switched off: the simulator must notice every time.
+"""Each remedy of docs/raft.md, switched off: the simulator must notice every time.
 
 The product has no switches for its own safety; a mutation replaces one method
 while it runs. ``faults`` narrows what goes wrong to what the remedy is for, so

@@ -57,7 +57,7 @@ def test_the_leader_tells_offsets_and_a_replica_without_disk_is_reported() -> No
     assert (told.leader, told.start_offset, told.end_offset, told.size_bytes) == ("b2", 0, 10, 1010)
     assert [replica.role for replica in told.replicas] == ["follower", "leader", "absent"]
     assert [replica.problem for replica in told.replicas] == [None, "bad bytes", "no data here"]
-    assert told.in_sync == 1
+    assert told.healthy == 1
 
 
 def test_of_two_that_say_they_lead_the_newer_term_counts() -> None:

@@ -10,7 +10,8 @@ import threading
 
 import pytest
 
-from rayqueue.client.io import IoThread
+from rayqueue.client.delivery import wait_until_known
+from rayqueue.client.io import IoThread, in_io_thread
 from rayqueue.errors import InvalidInputError
 
 
@@ -102,7 +103,8 @@ ray.shutdown = ended
 import asyncio
 import rayqueue.client.connection
 from rayqueue.client import embedded
-from rayqueue.client.io import IoThread
+from rayqueue.client.delivery import wait_until_known
+from rayqueue.client.io import IoThread, in_io_thread
 from rayqueue.errors import ClosedError
 from pathlib import Path
 import os, tempfile
@@ -116,3 +118,19 @@ def test_an_exiting_process_ends_its_thread_before_its_ray_and_both_before_the_i
     done = subprocess.run([sys.executable, "-c", _EXIT], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.split("\n")[:3] == ["[]", "closed", "True"], done.stdout + done.stderr
     assert not done.stderr
+
+
+def test_a_thread_of_any_name_is_known_as_an_io_thread() -> None:
+    """Whoever waits there for a delivery would wait for himself."""
+    io = IoThread(name="called otherwise")
+    try:
+
+        async def wait_in_it() -> None:
+            assert in_io_thread()
+            with pytest.raises(InvalidInputError, match="wait for itself"):
+                wait_until_known([], 1.0)
+
+        io.run(wait_in_it()).result(10)
+        assert not in_io_thread()
+    finally:
+        io.close()
