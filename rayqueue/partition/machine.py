@@ -131,8 +131,8 @@ def _decode_state(checkpoint: bytes) -> _State:
     _, _, start, end, total_bytes, max_timestamp, held_at, *rest = layout.unpack_from(checkpoint)
     lengths, times = rest[:4], rest[4:]
     cuts = list(accumulate(lengths, initial=layout.size))
-    parts = (checkpoint[at:until] for at, until in pairwise(cuts))
-    return _State(start, end, total_bytes, max_timestamp, held_at, *parts, *times)
+    settings, lanes, producers, groups = (checkpoint[at:until] for at, until in pairwise(cuts))
+    return _State(start, end, total_bytes, max_timestamp, held_at, settings, lanes, producers, groups, *times)
 
 
 class Partition:

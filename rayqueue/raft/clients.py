@@ -8,7 +8,6 @@ replica's token, its connection leaves the transport and belongs to a
 
 from __future__ import annotations
 
-from contextlib import suppress
 from typing import Any, Protocol
 
 from rayqueue.errors import HandshakeError, IncompatibleVersionError
@@ -31,18 +30,18 @@ class Guest:
         self._nonce = nonce
         self._speaks = speaks
         self._hellos = b"", hello.hello(nonce, speaks)
-        self._client_speaks: Versions | None = None
+        self._refusal: IncompatibleVersionError | None = None
 
     def receive(self, data: bytes) -> bytes:
         """Take received bytes, return bytes to send. ``HandshakeError``: hang up."""
         self.unread += data
         reply = b""
-        if self._client_speaks is None:
+        if not self._hellos[0]:
             if len(self.unread) < hello.HELLO_BYTES:
                 return reply
             reply = self._answer(self._take(hello.HELLO_BYTES))
-        if self.unread and not self.version:
-            self._agree(self._client_speaks)  # it goes on, though there is no version in common
+        if self.unread and self._refusal is not None:
+            raise self._refusal  # it goes on, though there is no version in common
         if not self.proven and len(self.unread) >= hello.MAC_BYTES:
             hello.check_proof(self._take(hello.MAC_BYTES), self._key, b"client", *self._hellos)
             self.proven = True
@@ -50,17 +49,15 @@ class Guest:
         return reply
 
     def _answer(self, message: bytes) -> bytes:
-        self._client_speaks, nonce = hello.read_hello(message)
+        theirs, nonce = hello.read_hello(message)
         if nonce == self._nonce:
             raise HandshakeError("the client returned our own nonce")
         self._hellos = message, self._hellos[1]
-        # Without a version in common it is answered all the same: that is how it learns why.
-        with suppress(IncompatibleVersionError):
-            self._agree(self._client_speaks)
+        try:
+            self.version = agree(self._speaks, theirs, us="this replica", them="the client")
+        except IncompatibleVersionError as error:
+            self._refusal = error  # it is answered all the same: that is how it learns why
         return self._hellos[1]
-
-    def _agree(self, theirs: Versions) -> None:
-        self.version = agree(self._speaks, theirs, us="this replica", them="the client")
 
     def _take(self, size_bytes: int) -> bytes:
         taken, self.unread = self.unread[:size_bytes], self.unread[size_bytes:]

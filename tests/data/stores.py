@@ -189,10 +189,17 @@ def unpack_stores(folder: Path, into: Path) -> None:
 class _Idle:
     """A state machine that is not asked anything."""
 
-    def apply(self, index: int, payload: bytes) -> None: ...
-    def first_needed(self) -> Any: ...
-    def checkpoint(self) -> bytes: ...
-    def restore(self, state: bytes) -> None: ...
+    def apply(self, index: int, payload: bytes) -> None:
+        raise NotImplementedError
+
+    def first_needed(self) -> Any:
+        raise NotImplementedError
+
+    def checkpoint(self) -> bytes:
+        raise NotImplementedError
+
+    def restore(self, state: bytes) -> None:
+        raise NotImplementedError
 
 
 # -- writing them ----------------------------------------------------------------------------
