@@ -247,7 +247,7 @@ def test_one_store_at_a_time(tmp_path: Path) -> None:
     script = (
         "import sys; from tests.unit.store_disks import *\n"
         "from rayqueue.log.lmdb_store import LmdbStore\n"
-        "try: LmdbStore.open(sys.argv[1], GROUP, NODE, schema=PARTITION)\n"
+        "try: LmdbStore.open(sys.argv[1], GROUP, NODE)\n"
         "except Exception as error: print(type(error).__name__)"
     )
     command = [sys.executable, "-c", script, str(tmp_path / "r")]
