@@ -1,7 +1,9 @@
 """What a node keeps in its data directory besides logs: who it is, its cluster, and the cluster's secret.
 
-- ``broker_id``: the broker's name, unless the Ray node's label ``rayqueue.broker``
-  says another. Ray node ids change with every start of Ray; this does not.
+- ``broker_id``: the broker's name. Ray node ids change with every start of Ray;
+  this does not. Which of the nodes that share a data directory has it, and what
+  the others are, is ``rayqueue.actors.claims``', unless the Ray node's label
+  ``rayqueue.broker`` says another name.
 - ``secret``: what the replicas of a cluster share, readable by its owner only.
 - ``cluster.json``: the cluster that this node belongs to, and on which brokers
   the coordinator's replicas live. It is on every node of the cluster, so that
@@ -9,7 +11,7 @@
   that nobody makes a second cluster over existing data.
 
 Each file is there completely or not at all. Nodes that share a data directory
-share all three; only labels tell them apart.
+share the secret and the cluster.
 """
 
 from __future__ import annotations
@@ -18,24 +20,22 @@ import json
 import os
 import secrets
 import shutil
-import tempfile
-import uuid
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from pydantic import SecretStr
 
+from rayqueue.actors.claims import BROKER_LABEL, BROKERS, Claimant, Neighbours, claim, named_place
+from rayqueue.actors.files import replace, write_once
 from rayqueue.actors.names import COORDINATOR, check_id
 from rayqueue.config import Settings
-from rayqueue.errors import StorageError
+from rayqueue.errors import StorageError, StoreIdentityError
 from rayqueue.ids import GroupId, NodeId
 from rayqueue.log.lmdb_file import Holder, half_made, holder
 from rayqueue.log.private import make_directory
 
-BROKER_LABEL = "rayqueue.broker"
-
-_BROKER_FILE = "broker_id"
 _SECRET_FILE = "secret"  # noqa: S105  # a file's name
 _CLUSTER_FILE = "cluster.json"
 _SECRET_BYTES = 32
@@ -64,20 +64,37 @@ class Home:
     secret: SecretStr | None
     memory_bytes: int = 0
     """What processes may use on this host; 0 if that is not known."""
-    used_by: Holder | None = None
-    """Who has a replica of the coordinator open here."""
+    directory: str = ""
+    """Of its replicas, below ``data_dir``; "" is ``data_dir`` itself."""
 
 
-def look(data_dir: Path, *, label: str | None, host: str, ray_node: str) -> Home:
-    """What the data directory of this node says. Gives the node a broker id if it has none."""
+def look(
+    data_dir: Path,
+    *,
+    label: str | None,
+    host: str,
+    ray_node: str,
+    neighbours: Callable[[], Neighbours],
+    cluster_id: str | None = None,
+) -> Home:
+    """What the data directory of this node says. The node becomes one of its brokers.
+
+    ``StoreIdentityError`` if the directory belongs to another cluster than ``cluster_id``. It stays as it is.
+    """
     try:
         make_directory(data_dir)
-        if label is None and not (data_dir / _BROKER_FILE).exists():
-            write_once(data_dir / _BROKER_FILE, f"broker-{uuid.uuid4().hex[:12]}")
-        broker = check_id(label if label is not None else (data_dir / _BROKER_FILE).read_text())
-        free_bytes = shutil.disk_usage(data_dir).free
         cluster, secret = load_cluster(data_dir), load_secret(data_dir)
-        return Home(broker, host, ray_node, free_bytes, cluster, secret, memory_bytes(), used_by(data_dir))
+        if cluster is not None and cluster_id is not None and cluster.cluster_id != cluster_id:
+            raise StoreIdentityError(
+                f"{data_dir} on {host} belongs to cluster {cluster.cluster_id}, not {cluster_id}", path=str(data_dir)
+            )
+        if label is not None:
+            place = named_place(data_dir, label)
+        else:
+            coordinators = set() if cluster is None else set(cluster.coordinators.values())
+            place = claim(data_dir, Claimant.here(ray_node), neighbours, coordinators)
+        free_bytes = shutil.disk_usage(data_dir).free
+        return Home(place.broker, host, ray_node, free_bytes, cluster, secret, memory_bytes(), place.directory)
     except OSError as error:
         raise StorageError(f"the data directory {data_dir} on {host} cannot be used: {error}") from error
 
@@ -95,18 +112,28 @@ def memory_bytes(cgroups: Path = Path("/sys/fs/cgroup")) -> int:
     return most
 
 
-def shared_directory(broker: str, used: str, idle: str) -> str:
-    """What to say of two Ray nodes with one data directory: they are one broker, unless their labels say otherwise."""
+def same_broker(broker: str, used: str, idle: str) -> str:
+    """What to say of two Ray nodes that are one broker."""
     return (
-        f"Ray nodes {used} and {idle} share a data directory, so they are one broker, {broker}, and the second is not "
-        f"used. To use it, start each with a name of its own: ray start --labels {BROKER_LABEL}=NAME"
+        f"Ray nodes {used} and {idle} are both broker {broker}, and the second is not used. To use it, start it with a "
+        f"name of its own: ray start --labels {BROKER_LABEL}=NAME"
     )
 
 
-def used_by(data_dir: Path) -> Holder | None:
-    """The process that has a replica of the coordinator open. There is none when a cluster may be started."""
-    replicas = sorted((data_dir / COORDINATOR).glob("*"))
-    return next((found for each in replicas if (found := holder(each)) is not None), None)
+def refuse_used(data_dir: Path, host: str) -> None:
+    """``StorageError`` if a process has a replica of the coordinator open. There is none when a cluster may start."""
+    replicas = [*data_dir.glob(f"{COORDINATOR}/*"), *data_dir.glob(f"{BROKERS}/*/{COORDINATOR}/*")]
+    for each in sorted(replicas):
+        found: Holder | None = holder(each)
+        if found is not None:
+            raise StorageError(
+                f"the data directory {data_dir} on {host} is in use by {found}: a queue runs on it already, on another "
+                "Ray or in another namespace. Connect with that one (address=, namespace=), end it first "
+                "(rq.shutdown(), `rayqueue down`), or use another data_dir",
+                path=str(data_dir),
+                reason="locked",
+                pid=found.pid,
+            )
 
 
 def settle(data_dir: Path, cluster: ClusterManifest, secret: SecretStr) -> None:
@@ -132,9 +159,9 @@ def _is_older(cluster: ClusterManifest, known: ClusterManifest | None) -> bool:
     return len(cluster.coordinators) < len(known.coordinators)
 
 
-def erase(data_dir: Path, group_id: GroupId, node_id: NodeId) -> None:
+def erase(directory: Path, group_id: GroupId, node_id: NodeId) -> None:
     """Delete a replica's data, and its group's directory once that is empty."""
-    path = data_dir / check_id(group_id) / check_id(node_id)
+    path = directory / check_id(group_id) / check_id(node_id)
     for each in (path, half_made(path)):
         try:
             shutil.rmtree(each)
@@ -184,39 +211,3 @@ def with_secret(settings: Settings) -> Settings:
 def using_secret(settings: Settings, secret: SecretStr | None) -> Settings:
     transport = settings.transport.model_copy(update={"secret": secret})
     return settings.model_copy(update={"transport": transport})
-
-
-def replace(path: Path, text: str) -> None:
-    _synced_copy(path, text).rename(path)
-    _sync_directory(path.parent)
-
-
-def write_once(path: Path, text: str) -> None:
-    """Only the first of several that try at the same time succeeds; the others keep what it wrote."""
-    copy = _synced_copy(path, text)
-    try:
-        os.link(copy, path)
-    except FileExistsError:
-        pass
-    finally:
-        copy.unlink()
-    _sync_directory(path.parent)
-
-
-def _synced_copy(path: Path, text: str) -> Path:
-    """Beside ``path``; mkstemp makes it readable by its owner only."""
-    make_directory(path.parent)
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
-    with os.fdopen(handle, "w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    return Path(name)
-
-
-def _sync_directory(directory: Path) -> None:
-    handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -29,7 +29,7 @@ from ray.exceptions import RayError
 
 from rayqueue.actors import nodes
 from rayqueue.actors.coordinator import CoordinatorSpec
-from rayqueue.actors.home import ClusterManifest, Home, memory_bytes, shared_directory
+from rayqueue.actors.home import ClusterManifest, Home, memory_bytes, same_broker
 from rayqueue.actors.names import COORDINATOR, PREFIX, actor_name
 from rayqueue.actors.nodes import RayNode
 from rayqueue.actors.plan import (
@@ -60,7 +60,7 @@ from rayqueue.cluster.commands import (
     ReplicasRemoved,
 )
 from rayqueue.cluster.placement import AliveBroker
-from rayqueue.errors import DiskFullError, NotLeaderError, RayQueueError, StoreMissingError
+from rayqueue.errors import DiskFullError, NotLeaderError, RayQueueError, StoreIdentityError, StoreMissingError
 from rayqueue.ids import GroupId, NodeId
 from rayqueue.partition import PartitionSettings
 from rayqueue.partition.commands import configure_command, expire_groups_command
@@ -129,13 +129,14 @@ class Keeper:
         """Ray nodes that have been told of a grown group."""
 
     def runs_on(self, node_id: str) -> None:
-        """The Ray node of this process: the one that its broker is on, if others share the data directory.
+        """The Ray node of this process: the one that its broker is on, if another node has the same name.
 
         Otherwise a broker might be taken to be on another node than its coordinator, which would then be moved there.
         """
         broker = self._spec.cluster.coordinators.get(self._spec.node_id)
         if broker is not None:
-            here = Home(broker, self._spec.host, node_id, 0, self._manifest, None, memory_bytes())
+            directory = self._spec.directory
+            here = Home(broker, self._spec.host, node_id, 0, self._manifest, None, memory_bytes(), directory)
             self._known.homes[node_id] = here
             self._known.current[broker] = node_id
 
@@ -192,7 +193,7 @@ class Keeper:
         known = self._known
         for row in view.brokers.values():
             # Another coordinator has asked it. A Ray node's id is never used again.
-            home = Home(row.broker, row.host, row.ray_node, 0, self._manifest, None, row.memory_bytes)
+            home = Home(row.broker, row.host, row.ray_node, 0, self._manifest, None, row.memory_bytes, row.directory)
             known.homes.setdefault(row.ray_node, home)
         alive = {node.node_id: node for node in await asyncio.to_thread(nodes.alive_nodes)}
         for node_id in known.homes.keys() - alive.keys():
@@ -212,12 +213,12 @@ class Keeper:
         known, secret = self._known, self._settings.transport.secret or SecretStr("")
         ref = await asyncio.to_thread(nodes.join_at, node, self._settings.data_dir, self._manifest, secret)
         home: Home | RayQueueError = await asyncio.wait_for(ref, _IDENTIFY_S)
-        if isinstance(home, RayQueueError):
-            raise home
-        if home.cluster is not None and home.cluster.cluster_id != self._manifest.cluster_id:
-            _log.error("broker %s at %s belongs to cluster %s", home.broker, home.host, home.cluster.cluster_id)
+        if isinstance(home, StoreIdentityError):
+            _log.error("Ray node %s is no broker here: %s", node.node_id, home)
             known.strangers.add(node.node_id)
             return
+        if isinstance(home, RayQueueError):
+            raise home
         _log.info("broker %s is on Ray node %s at %s", home.broker, home.ray_node, home.host)
         known.homes[node.node_id] = home
 
@@ -241,7 +242,7 @@ class Keeper:
             current[broker] = candidates[0]
             for idle in set(candidates[1:]) - self._told_shared:
                 self._told_shared.add(idle)
-                _log.warning("%s", shared_directory(broker, candidates[0], idle))
+                _log.warning("%s", same_broker(broker, candidates[0], idle))
         return current
 
     # -- what the metadata must know ------------------------------------------------------------
@@ -252,8 +253,8 @@ class Keeper:
         alive = self._alive()
         for each in alive:
             row = view.brokers.get(each.broker)
-            facts = each.host, each.ray_node, each.memory_bytes
-            if row is None or (row.host, row.ray_node, row.memory_bytes) != facts:
+            facts = each.host, each.ray_node, each.memory_bytes, self._known.homes[each.ray_node].directory
+            if row is None or (row.host, row.ray_node, row.memory_bytes, row.directory) != facts:
                 await self._change(PutBroker(each.broker, *facts))
         if alive != self._told_brokers and not self._expects_more():
             self._replica.set_brokers(alive)
@@ -456,7 +457,7 @@ class Keeper:
         self, key: ReplicaKey, broker: str, create: bool, partitions: Mapping[str, tuple[TopicInfo, PartitionInfo]]
     ) -> None:
         node_id = self._known.current[broker]
-        host = self._known.homes[node_id].host
+        home = self._known.homes[node_id]
         start: Callable[[], Any]
         if key.group_id == COORDINATOR:
             coordinator = CoordinatorSpec(
@@ -465,7 +466,8 @@ class Keeper:
                 self._settings,
                 create=create,
                 voters=None,  # what is made here joins a group that there is
-                host=host,
+                host=home.host,
+                directory=home.directory,
                 cluster=self._manifest,
             )
             start = lambda: start_coordinator(coordinator, ray_node_id=node_id)  # noqa: E731
@@ -477,7 +479,8 @@ class Keeper:
                 self._settings,
                 create=create,
                 voters=tuple(NodeId(replica.node) for replica in partition.replicas),
-                host=host,
+                host=home.host,
+                directory=home.directory,
                 partition=PartitionSettings.of(info.settings, info.version),
             )
             start = lambda: start_actor(spec, ray_node_id=node_id)  # noqa: E731
@@ -524,8 +527,9 @@ class Keeper:
 
     async def _remove(self, key: ReplicaKey, broker: str) -> None:
         await self._end(key, close=True)
-        ray_node, data_dir = self._known.current[broker], self._settings.data_dir
-        ref = await asyncio.to_thread(nodes.erase_at, ray_node, data_dir, key.group_id, key.node_id)
+        ray_node = self._known.current[broker]
+        directory = self._settings.data_dir / self._known.homes[ray_node].directory
+        ref = await asyncio.to_thread(nodes.erase_at, ray_node, directory, key.group_id, key.node_id)
         problem: RayQueueError | None = await asyncio.wait_for(ref, _ERASE_S)
         if problem is not None:
             raise problem

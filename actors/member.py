@@ -79,10 +79,12 @@ class MemberSpec:
     """The members of a new group. None: this replica has data, or waits to be added to a group."""
     host: str = "127.0.0.1"
     """Where it listens for its peers, who must be able to reach it there."""
+    directory: str = ""
+    """Its broker's, below ``settings.data_dir`` (``rayqueue.actors.claims``)."""
 
     @property
     def path(self) -> Path:
-        return self.settings.data_dir / check_id(self.group_id) / check_id(self.node_id)
+        return self.settings.data_dir / self.directory / check_id(self.group_id) / check_id(self.node_id)
 
 
 class Process(NamedTuple):

@@ -1,13 +1,14 @@
 """The nodes of this Ray cluster as places for data.
 
 Owns how a Ray node becomes a broker: a small task that runs on that very node
-reads its data directory. Nothing here decides anything.
+reads its data directory, and claims a broker of it (``rayqueue.actors.claims``).
 """
 
 from __future__ import annotations
 
 import socket
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,6 +17,7 @@ from pydantic import SecretStr
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from rayqueue.actors import home
+from rayqueue.actors.claims import BROKER_LABEL, Standing
 from rayqueue.actors.home import ClusterManifest, Home
 from rayqueue.errors import RayQueueError
 from rayqueue.ids import GroupId, NodeId
@@ -39,7 +41,7 @@ def alive_nodes() -> list[RayNode]:
             node["NodeID"],
             node["NodeManagerAddress"],
             node["NodeManagerPort"],
-            node.get("Labels", {}).get(home.BROKER_LABEL),
+            node.get("Labels", {}).get(BROKER_LABEL),
         )
         for node in ray.nodes()  # type: ignore[no-untyped-call]
         if node["Alive"]
@@ -55,9 +57,36 @@ def answers(node: RayNode) -> bool:
         return False
 
 
-def look_at(node: RayNode, data_dir: Path) -> Any:
-    """A reference to its ``Home``, or to the error that says why it cannot be one."""
-    return _pinned(_look, node.node_id).remote(data_dir, node)
+@dataclass(frozen=True, slots=True)
+class Neighbours:
+    """The other nodes of this Ray, for one that claims a broker."""
+
+    node: RayNode
+    alive: Mapping[str, RayNode]
+
+    @property
+    def labels(self) -> Collection[str]:
+        return {each.label for each in self.alive.values() if each.label is not None}
+
+    def standing(self, ray_node: str) -> Standing:
+        """Ray notices a dead node late; a dial that is refused says it at once. Takes a second at most."""
+        other = self.alive.get(ray_node)
+        if other is None or (other.host, other.port) == (self.node.host, self.node.port):  # this one listens there now
+            return Standing.GONE
+        try:
+            with socket.create_connection((other.host, other.port), _DIAL_S):
+                return Standing.LIVES
+        except ConnectionRefusedError:
+            return Standing.GONE
+        except OSError:
+            return Standing.UNKNOWN
+
+
+def look_at(node: RayNode, data_dir: Path, *, starting: bool) -> Any:
+    """A reference to its ``Home``, or to the error that says why it cannot be one: if nothing of the cluster runs yet
+    (``starting``), also that somebody else uses the data.
+    """
+    return _pinned(_look, node.node_id).remote(data_dir, node, starting)
 
 
 def settle_at(ray_node: str, data_dir: Path, cluster: ClusterManifest, secret: SecretStr) -> Any:
@@ -66,13 +95,14 @@ def settle_at(ray_node: str, data_dir: Path, cluster: ClusterManifest, secret: S
 
 
 def join_at(node: RayNode, data_dir: Path, cluster: ClusterManifest, secret: SecretStr) -> Any:
-    """Both at once: a reference to its ``Home``, which belongs to the cluster now unless it belonged to another one."""
+    """Both at once: a reference to its ``Home``, which belongs to the cluster now. ``StoreIdentityError`` if it belongs
+    to another one."""
     return _pinned(_join, node.node_id).remote(data_dir, node, cluster, secret)
 
 
-def erase_at(ray_node: str, data_dir: Path, group_id: GroupId, node_id: NodeId) -> Any:
-    """A reference to None, or to an error: the replica's data is gone."""
-    return _pinned(_erase, ray_node).remote(data_dir, group_id, node_id)
+def erase_at(ray_node: str, directory: Path, group_id: GroupId, node_id: NodeId) -> Any:
+    """A reference to None, or to an error: the replica's data in its broker's ``directory`` is gone."""
+    return _pinned(_erase, ray_node).remote(directory, group_id, node_id)
 
 
 def found_actors(namespace: str) -> set[str]:
@@ -100,9 +130,11 @@ def _pinned(task: Any, ray_node: str) -> Any:
 
 
 @ray.remote(num_cpus=0, max_retries=1)
-def _look(data_dir: Path, node: RayNode) -> Home | RayQueueError:
+def _look(data_dir: Path, node: RayNode, starting: bool) -> Home | RayQueueError:
     try:
-        return home.look(data_dir, label=node.label, host=node.host, ray_node=node.node_id)
+        if starting:
+            home.refuse_used(data_dir, node.host)
+        return _home(data_dir, node)
     except RayQueueError as error:
         return error
 
@@ -119,18 +151,31 @@ def _settle(data_dir: Path, cluster: ClusterManifest, secret: SecretStr) -> RayQ
 @ray.remote(num_cpus=0, max_retries=1)
 def _join(data_dir: Path, node: RayNode, cluster: ClusterManifest, secret: SecretStr) -> Home | RayQueueError:
     try:
-        found = home.look(data_dir, label=node.label, host=node.host, ray_node=node.node_id)
-        if found.cluster is None or found.cluster.cluster_id == cluster.cluster_id:
-            home.settle(data_dir, cluster, secret)
+        found = _home(data_dir, node, cluster.cluster_id)
+        home.settle(data_dir, cluster, secret)
     except RayQueueError as error:
         return error
     return found
 
 
+def _home(data_dir: Path, node: RayNode, cluster_id: str | None = None) -> Home:
+    def neighbours() -> Neighbours:
+        return Neighbours(node, {each.node_id: each for each in alive_nodes()})
+
+    return home.look(
+        data_dir,
+        label=node.label,
+        host=node.host,
+        ray_node=node.node_id,
+        neighbours=neighbours,
+        cluster_id=cluster_id,
+    )
+
+
 @ray.remote(num_cpus=0, max_retries=1)
-def _erase(data_dir: Path, group_id: GroupId, node_id: NodeId) -> RayQueueError | None:
+def _erase(directory: Path, group_id: GroupId, node_id: NodeId) -> RayQueueError | None:
     try:
-        home.erase(data_dir, group_id, node_id)
+        home.erase(directory, group_id, node_id)
     except RayQueueError as error:
         return error
     return None

@@ -144,8 +144,11 @@ def new_cluster(homes: Sequence[Home], coordinators: int, cluster_id: str) -> Cl
 
 
 def _homes(settings: Settings, deadline_s: float) -> dict[str, Home]:
-    """Every node of this Ray that answers, by broker."""
-    asked: dict[Any, RayNode] = {nodes.look_at(node, settings.data_dir): node for node in nodes.alive_nodes()}
+    """Every node of this Ray that answers, by broker. ``StorageError`` if somebody else has the data open."""
+    starting = not any(name.startswith(COORDINATOR_PREFIX) for name in nodes.found_actors(settings.namespace))
+    asked: dict[Any, RayNode] = {
+        nodes.look_at(node, settings.data_dir, starting=starting): node for node in nodes.alive_nodes()
+    }
     patience_s = max(0.1, deadline_s - time.monotonic())
     ready, late = ray.wait(list(asked), num_returns=len(asked), timeout=patience_s / 2)
     if not ready:
@@ -161,10 +164,12 @@ def _homes(settings: Settings, deadline_s: float) -> dict[str, Home]:
             _log.warning("node %s at %s cannot be asked: %s", asked[ref].node_id, asked[ref].host, error)
             continue
         if isinstance(told, RayQueueError):
+            if told.details.get("reason") == "locked":
+                raise told
             _log.error("%s", told)
             errors.append(told)
         elif told.broker in homes:
-            _log.warning("%s", home.shared_directory(told.broker, homes[told.broker].ray_node, told.ray_node))
+            _log.warning("%s", home.same_broker(told.broker, homes[told.broker].ray_node, told.ray_node))
         else:
             homes[told.broker] = told
     if not homes:
@@ -179,22 +184,16 @@ def _unused_homes(settings: Settings) -> dict[str, Home]:
     """
     deadline_s: float | None = None
     while True:
-        homes = _homes(settings, time.monotonic() + LOOK_S)
-        used = next((each for each in homes.values() if each.used_by is not None), None)
-        if used is None or any(name.startswith(COORDINATOR_PREFIX) for name in nodes.found_actors(settings.namespace)):
-            return homes
-        text = f"the data directory {settings.data_dir} on {used.host} is in use by {used.used_by}"
-        if deadline_s is None:
-            _log.warning("%s; waiting %.0f s for its end", text, _ENDING_S)
-            deadline_s = time.monotonic() + _ENDING_S
-        elif time.monotonic() > deadline_s:
-            raise StorageError(
-                f"{text}: a queue runs on it already, on another Ray or in another namespace. Connect with that one "
-                "(address=, namespace=), end it first (rq.shutdown(), `rayqueue down`), or use another data_dir",
-                path=str(settings.data_dir),
-                reason="locked",
-                pid=used.used_by.pid if used.used_by is not None else 0,
-            )
+        try:
+            return _homes(settings, time.monotonic() + LOOK_S)
+        except StorageError as error:
+            if error.details.get("reason") != "locked":
+                raise
+            if deadline_s is None:
+                _log.warning("waiting %.0f s for its end: %s", _ENDING_S, error)
+                deadline_s = time.monotonic() + _ENDING_S
+            elif time.monotonic() > deadline_s:
+                raise
         time.sleep(_LOOK_AGAIN_S)
 
 
@@ -235,6 +234,7 @@ def _start_coordinators(
                 create=not cluster.complete,
                 voters=tuple(cluster.coordinators),
                 host=here.host,
+                directory=here.directory,
                 cluster=cluster,
             )
             try:

@@ -43,6 +43,8 @@ class BrokerRow(msgspec.Struct, frozen=True, array_like=True):
     ray_node: str
     memory_bytes: int = 0
     """Of its host; 0 if it has not said so yet."""
+    directory: str = ""
+    """Of its replicas, below the node's data directory; "" is that one itself."""
 
 
 class PlacedReplica(msgspec.Struct, frozen=True, array_like=True):
@@ -124,7 +126,7 @@ class Catalog:
         return self._counters.cluster_id
 
     def put_broker(self, command: PutBroker) -> BrokerRow:
-        row = BrokerRow(command.broker, command.host, command.ray_node, command.memory_bytes)
+        row = BrokerRow(command.broker, command.host, command.ray_node, command.memory_bytes, command.directory)
         if self.brokers.get(row.broker) != row:
             self.brokers[row.broker] = row
             self._store.put(META, _BROKER + row.broker.encode(), _encode(row))

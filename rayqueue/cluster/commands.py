@@ -44,6 +44,7 @@ class PutBroker(Command, frozen=True):
     host: str
     ray_node: str
     memory_bytes: int = 0
+    directory: str = ""
 
 
 class CreateTopic(Command, frozen=True):

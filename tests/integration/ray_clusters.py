@@ -33,9 +33,13 @@ _NOTICE_DEATH_SOON = {
 
 
 class RayCluster:
-    """Brokers by name, each on a Ray node of its own. The first one is Ray's head, and the driver's."""
+    """Brokers by name, each on a Ray node of its own. The first one is Ray's head, and the driver's.
 
-    def __init__(self, *brokers: str) -> None:
+    Without ``labels`` the names are the test's only: the nodes find out by themselves which brokers they are.
+    """
+
+    def __init__(self, *brokers: str, labels: bool = True) -> None:
+        self._labels = labels
         self._temporary = tempfile.mkdtemp(prefix="rq-")  # short: see embedded_ray
         self._before = os.environ.get("RAY_TMPDIR")
         # The cluster also leaves its address here, for whoever looks for one; nobody else should find it.
@@ -53,7 +57,7 @@ class RayCluster:
         return str(self.cluster.address)
 
     def add(self, broker: str) -> None:
-        options: dict[str, Any] = dict(_SMALL, labels={"rayqueue.broker": broker})
+        options: dict[str, Any] = dict(_SMALL, labels={"rayqueue.broker": broker} if self._labels else {})
         if not self.nodes:
             options |= {"include_dashboard": False, "_system_config": RAY_SYSTEM_SETTINGS | _NOTICE_DEATH_SOON}
         with loopback_only():
@@ -77,8 +81,8 @@ class RayCluster:
 
 
 @contextlib.contextmanager
-def ray_cluster(*brokers: str) -> Iterator[RayCluster]:
-    made = RayCluster(*brokers)
+def ray_cluster(*brokers: str, labels: bool = True) -> Iterator[RayCluster]:
+    made = RayCluster(*brokers, labels=labels)
     try:
         yield made
     finally:

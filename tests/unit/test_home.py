@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
 import sys
@@ -11,14 +10,38 @@ from pathlib import Path
 import pytest
 from pydantic import SecretStr
 
-from rayqueue.actors.home import ClusterManifest, Home, erase, load_cluster, load_secret, look, memory_bytes, settle
+from rayqueue.actors import home as homes
+from rayqueue.actors.claims import Standing
+from rayqueue.actors.home import (
+    ClusterManifest,
+    Home,
+    erase,
+    load_cluster,
+    load_secret,
+    memory_bytes,
+    refuse_used,
+    settle,
+)
 from rayqueue.actors.starter import known_cluster, new_cluster
-from rayqueue.errors import InvalidInputError, StorageError
+from rayqueue.errors import InvalidInputError, StorageError, StoreIdentityError
 from rayqueue.ids import GroupId, NodeId
-from rayqueue.log.lmdb_file import DirectoryLock, Holder
+from rayqueue.log.lmdb_file import DirectoryLock, Holder, holder
 
 SECRET = SecretStr("x" * 32)
 CLUSTER = ClusterManifest("cluster-a", {NodeId("c1"): "b1"}, complete=True)
+
+
+class Nobody:
+    """No other Ray node is there."""
+
+    labels: tuple[str, ...] = ()
+
+    def standing(self, ray_node: str) -> Standing:
+        return Standing.GONE
+
+
+def look(data_dir: Path, *, label: str | None, host: str, ray_node: str, cluster_id: str | None = None) -> Home:
+    return homes.look(data_dir, label=label, host=host, ray_node=ray_node, neighbours=Nobody, cluster_id=cluster_id)
 
 
 def home(broker: str, host: str = "h1", cluster: ClusterManifest | None = None, free_bytes: int = 1 << 40) -> Home:
@@ -65,6 +88,15 @@ def test_a_node_belongs_to_one_cluster_and_keeps_its_secret(tmp_path: Path) -> N
     with pytest.raises(StorageError, match="cluster-a, not cluster-b"):
         settle(tmp_path, ClusterManifest("cluster-b", {}, complete=False), SECRET)
     assert load_cluster(tmp_path) == CLUSTER
+
+
+def test_a_directory_of_another_cluster_is_refused_and_stays_as_it_is(tmp_path: Path) -> None:
+    settle(tmp_path, CLUSTER, SECRET)
+    before = sorted(tmp_path.iterdir())
+    with pytest.raises(StoreIdentityError, match="belongs to cluster cluster-a, not cluster-b"):
+        look(tmp_path, label=None, host="h", ray_node="n", cluster_id="cluster-b")
+    assert sorted(tmp_path.iterdir()) == before
+    assert look(tmp_path, label=None, host="h", ray_node="n", cluster_id="cluster-a").cluster == CLUSTER
 
 
 def test_a_manifest_that_cannot_be_read_is_no_missing_one(tmp_path: Path) -> None:
@@ -134,18 +166,19 @@ time.sleep(60)
 """
 
 
-def test_a_directory_in_use_names_the_process_and_one_that_was_killed_is_free(tmp_path: Path) -> None:
-    look(tmp_path, label=None, host="here", ray_node="n1")
-    replica = tmp_path / "coordinator" / "c1"
+@pytest.mark.parametrize("directory", ["", "brokers/b2"])
+def test_a_directory_in_use_names_the_process_and_one_that_was_killed_is_free(tmp_path: Path, directory: str) -> None:
+    replica = tmp_path / directory / "coordinator" / "c1"
     replica.mkdir(parents=True)
-    assert look(tmp_path, label=None, host="here", ray_node="n1").used_by is None
+    refuse_used(tmp_path, "here")
     other = subprocess.Popen([sys.executable, "-c", _HOLDS, str(replica)], stdout=subprocess.PIPE, text=True)
     try:
         assert other.stdout is not None
         assert other.stdout.readline() == "held\n"
-        used_by = look(tmp_path, label=None, host="here", ray_node="n1").used_by
-        assert used_by == (other.pid, os.uname().nodename)
-        assert str(used_by) == f"process {other.pid}"
+        assert str(holder(replica)) == f"process {other.pid}"
+        with pytest.raises(StorageError, match=rf"on here is in use by process {other.pid}: .*rayqueue down") as in_use:
+            refuse_used(tmp_path, "here")
+        assert (in_use.value.details["reason"], in_use.value.details["pid"]) == ("locked", other.pid)
         with pytest.raises(StorageError, match=f"in use by process {other.pid}$") as refused:
             DirectoryLock(replica)
         assert (refused.value.details["reason"], refused.value.details["pid"]) == ("locked", other.pid)
@@ -153,7 +186,7 @@ def test_a_directory_in_use_names_the_process_and_one_that_was_killed_is_free(tm
     finally:
         other.kill()
         other.wait()
-    assert look(tmp_path, label=None, host="here", ray_node="n1").used_by is None
+    refuse_used(tmp_path, "here")
     DirectoryLock(replica).release()
     (replica / "LOCK").write_bytes(b"\xff" * 10)  # it says nothing; nor does it count
-    assert look(tmp_path, label=None, host="here", ray_node="n1").used_by is None
+    refuse_used(tmp_path, "here")

@@ -1,4 +1,4 @@
-"""Ray nodes that share a data directory are one broker: the keeper leaves it where its coordinator runs."""
+"""Two Ray nodes that are one broker, by their labels: the keeper leaves it where its coordinator runs."""
 
 from __future__ import annotations
 
@@ -48,5 +48,5 @@ def test_a_broker_stays_on_its_coordinators_node_whoever_is_found_first(
     with caplog.at_level(logging.WARNING):
         asyncio.run(look())
     (told,) = [record.getMessage() for record in caplog.records]  # once
-    assert "nodes n1 and n2 share a data directory" in told
+    assert "nodes n1 and n2 are both broker b" in told
     assert "--labels rayqueue.broker=NAME" in told

@@ -20,6 +20,7 @@ from rayqueue.actors import home, member
 from rayqueue.actors.coordinator import CoordinatorActor, CoordinatorSpec
 from rayqueue.actors.home import ClusterManifest
 from rayqueue.actors.keeper import Keeper
+from rayqueue.actors.nodes import Neighbours, RayNode
 from rayqueue.actors.plan import Confirm, ReplicaKey
 from rayqueue.actors.replica import ReplicaActor, ReplicaSpec
 from rayqueue.config import Settings
@@ -157,7 +158,8 @@ def test_what_is_made_is_its_owners_only_whatever_the_umask(tmp_path: Path, umas
     path = data_dir / GROUP / NODE
     old = os.umask(umask)
     try:
-        home.look(data_dir, label=None, host="localhost", ray_node="ray1")
+        nobody = Neighbours(RayNode("ray1", "localhost", 1, None), {})
+        home.look(data_dir, label=None, host="localhost", ray_node="ray1", neighbours=lambda: nobody)
         home.settle(data_dir, ClusterManifest("cluster-1", {}, complete=True), home.new_secret())
         create_replica(path, GROUP, NODE, Members.of([NODE]), settings(data_dir))
         store = LmdbStore.open(path, GROUP, NODE, schema=PARTITION)

@@ -13,7 +13,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from rayqueue.actors.home import replace, with_secret
+from rayqueue.actors.files import replace
+from rayqueue.actors.home import with_secret
 from rayqueue.actors.names import check_id
 from rayqueue.config import Settings
 from rayqueue.errors import StorageError
