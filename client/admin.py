@@ -28,6 +28,7 @@ from rayqueue.errors import (
     GroupNotEmptyError,
     InvalidInputError,
     RayQueueError,
+    TopicDiffersError,
     TopicError,
     TopicExistsError,
     TopicNotReadyError,
@@ -160,6 +161,8 @@ def create_topic(
     checked = _topic_settings(settings)
     with telling(lambda: f"waiting for the coordinator, which finds places for topic {name!r}"):
         info, made = _found_or_made(rq, name, checked, if_missing)
+    if not made:
+        _refuse_differences(info, settings)
     if wait:
         try:
             _until_led(rq, info, info.partitions, on_progress)
@@ -179,6 +182,22 @@ def _found_or_made(rq: RayQueue, name: str, settings: TopicSettings, if_missing:
         if not if_missing:
             raise
         return _ask(rq, msgspec.structs.replace(call, if_missing=True)), False
+
+
+def _refuse_differences(info: TopicInfo, wanted: Mapping[str, Any]) -> None:
+    """``TopicDiffersError`` if the topic is not as the caller said. What was not said may be anything."""
+    existing = {key: getattr(info.settings, key) for key in wanted}
+    differences = {key: (value, existing[key]) for key, value in wanted.items() if value != existing[key]}
+    if not differences:
+        return
+    told = ", ".join(f"{key} is {there!r}, not {value!r}" for key, (value, there) in differences.items())
+    raise TopicDiffersError(
+        f"there is a topic {info.name!r} already, with other settings: {told}; "
+        "leave them out to take it as it is, or change it by alter_topic",
+        name=info.name,
+        topic_id=info.topic_id,
+        differences=differences,
+    )
 
 
 def _taken_back(rq: RayQueue, info: TopicInfo, error: TopicNotReadyError, made: bool) -> TopicNotReadyError:

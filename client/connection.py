@@ -216,7 +216,8 @@ class RayQueue:
     ) -> TopicInfo:
         """Make a topic; the settings are those of ``TopicSettings``. Returns once every partition has a leader.
 
-        ``TopicExistsError`` if there is one of this name, unless ``if_missing``; its settings stay as they are.
+        ``TopicExistsError`` if there is one of this name, unless ``if_missing``: then it is taken as it is, and
+        ``TopicDiffersError`` says in which of the settings that were given here it differs.
         """
         return admin.create_topic(self, name, settings, if_missing=if_missing, wait=wait, on_progress=on_progress)
 

@@ -112,7 +112,7 @@ def wait_until(condition: Any, what: str, query: Any, timeout_s: float = 180.0) 
 
 def run(rq: rayqueue.RayQueue, spark: Any, checkpoint: Path, *, tasks: int, count: int, kill: bool) -> dict[str, Any]:
     for topic in ("clicks", "sums"):
-        rq.create_topic(topic, partitions=2, replication=3 if kill else 1)
+        rq.create_topic(topic, partitions=2, replication=3 if kill else 1, if_missing=True)
     query = start_query(rq, spark, checkpoint)
     expected = send_all(rq, range(tasks), count)
     wait_until(lambda: _processed(rq) > 0, "the first clicks are summed", query)

@@ -27,6 +27,7 @@
     │   ├── TopicRecreatedError      the topic was deleted, and another one has its name
     │   ├── TopicNotReadyError       its partitions did not get their leaders
     │   └── TopicExistsError
+    │       └── TopicDiffersError    and it is not as it was asked for; the text says in which settings
     ├── ClusterNotFoundError         no RayQueue runs here, and none was to be started
     ├── ClusterStartError            it could not be started in time; the text names what is missing
     ├── NoBrokerError                no node is there to take a replica
@@ -255,6 +256,13 @@ class TopicExistsError(TopicError):
     """There is a topic of this name already."""
 
     code = "topic_exists"
+
+
+class TopicDiffersError(TopicExistsError):
+    """There is a topic of this name, with other settings than were asked for. ``details["differences"]`` has for each
+    the wanted and the existing value. Leave a setting out to take the topic as it is, or ``alter_topic``."""
+
+    code = "topic_differs"
 
 
 class ClusterNotFoundError(RayQueueError):

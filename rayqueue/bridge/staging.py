@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -27,7 +28,7 @@ from rayqueue.bridge.append import Appends
 from rayqueue.bridge.lookup import asked, route_to
 from rayqueue.bridge.rows import Cut
 from rayqueue.client.connection import RayQueue
-from rayqueue.errors import BridgeError, InvalidInputError, StagedDataLostError, TopicError
+from rayqueue.errors import BridgeError, InvalidInputError, StagedDataLostError, TopicDiffersError, TopicError
 from rayqueue.protocol.calls import Bounds, Commit, ForgetGroup, GetBounds, GetGroups, GetTopics, Position, Topics, Trim
 from rayqueue.protocol.topics import TopicPartition
 
@@ -136,14 +137,15 @@ def ensure_staging(rq: RayQueue, name: str, *, partitions: int, replication: Cal
     if key in _ensured:
         return
     limits: dict[str, Any] = {"retention_ms": _RETENTION_MS} if shared else {}
-    rq.create_topic(
-        name,
-        if_missing=True,
-        partitions=partitions,
-        replication=replication(),
-        max_record_bytes=64 * 1024 * 1024,
-        **limits,
-    )
+    with suppress(TopicDiffersError):  # another job made it, or somebody altered it: it serves as it is
+        rq.create_topic(
+            name,
+            if_missing=True,
+            partitions=partitions,
+            replication=replication(),
+            max_record_bytes=64 * 1024 * 1024,
+            **limits,
+        )
     _ensured.add(key)
 
 

@@ -60,7 +60,7 @@ def create(
     max_record_bytes: MaxRecordBytes = None,
     max_backlog_bytes: MaxBacklogBytes = None,
     max_backlog_records: MaxBacklogRecords = None,
-    if_missing: Annotated[bool, typer.Option("--if-missing", help="No error if it exists.")] = False,
+    if_missing: Annotated[bool, typer.Option("--if-missing", help="No error if it exists like this.")] = False,
     address: Address = None,
     data_dir: DataDir = None,
     namespace: Namespace = None,

@@ -13,6 +13,7 @@ from rayqueue.actors.nodes import found_actors
 from rayqueue.errors import (
     InvalidInputError,
     OversizedRecordError,
+    TopicDiffersError,
     TopicExistsError,
     TopicRecreatedError,
     UnknownGroupError,
@@ -130,7 +131,9 @@ def test_existing_and_impossible_topics(rq: rayqueue.RayQueue) -> None:
     rq.create_topic("once", replication=1)
     with pytest.raises(TopicExistsError):
         rq.create_topic("once")
-    assert rq.create_topic("once", partitions=7, if_missing=True).settings.partitions == 1
+    assert rq.create_topic("once", replication=1, if_missing=True).settings.partitions == 1
+    with pytest.raises(TopicDiffersError, match="partitions is 1, not 7"):
+        rq.create_topic("once", partitions=7, if_missing=True)
     for name in ("", "a/b", "-a", "x" * 121, "é", 7):
         with pytest.raises(InvalidInputError):
             rq.create_topic(name)  # type: ignore[arg-type]

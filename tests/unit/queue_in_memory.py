@@ -11,6 +11,7 @@ import asyncio
 from itertools import count
 from typing import Any
 
+from rayqueue.client.admin import _refuse_differences
 from rayqueue.client.io import IoThread
 from rayqueue.client.routing import same_topic
 from rayqueue.config import Settings
@@ -53,6 +54,7 @@ class MemoryQueue:
 
     def create_topic(self, name: str, *, if_missing: bool = False, **settings: Any) -> TopicInfo:
         if if_missing and name in self.infos:
+            _refuse_differences(self.infos[name], settings)
             return self.infos[name]
         self._topic_ids += 1
         made = TopicSettings(**settings)

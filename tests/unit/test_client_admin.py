@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from rayqueue.cli.topics import sharing_of
+from rayqueue.client import admin
 from rayqueue.client.admin import TopicDescription, _described, _topic_settings
-from rayqueue.errors import InvalidInputError, StoreMissingError
+from rayqueue.client.io import IoThread
+from rayqueue.errors import InvalidInputError, StoreMissingError, TopicDiffersError
 from rayqueue.ids import GroupId, Index, NodeId, Offset, Term
-from rayqueue.protocol.topics import PartitionInfo, ReplicaInfo, TopicSettings
+from rayqueue.protocol.calls import CreateTopic
+from rayqueue.protocol.topics import PartitionInfo, ReplicaInfo, TopicInfo, TopicSettings
 from rayqueue.replica import Status
+from tests.unit.small_cluster import Connected, SmallCluster, quick_settings
 
 GROUP = "orders-0.1"
 PARTITION = PartitionInfo(0, GROUP, (ReplicaInfo("r1", "b1"), ReplicaInfo("r2", "b2"), ReplicaInfo("r3", "b3")))
@@ -90,6 +95,53 @@ def test_copies_that_share_a_node_are_told_and_are_a_trouble_only_where_they_nee
     assert len(notes) == 1
     apart = TopicDescription("orders", 1, TopicSettings(), (described(*answers.values()),))
     assert sharing_of(apart, 4) == ([], [])
+
+
+def test_a_topic_that_is_there_is_taken_as_it_is_or_what_differs_is_told(tmp_path: Path) -> None:
+    io = IoThread()
+
+    async def made() -> SmallCluster:
+        return SmallCluster()
+
+    cluster = io.call(made())
+    rq: Any = Connected(io, cluster.process(), quick_settings(tmp_path))
+
+    def create(**settings: Any) -> TopicInfo:
+        return admin.create_topic(rq, "t", settings, if_missing=True, wait=False, on_progress=None)
+
+    try:
+        first = create(partitions=2, retention_ms=1000)
+        assert create(partitions=2, retention_ms=1000) == first
+        assert create() == first, "what is not said is not compared, whatever the defaults are"
+        with pytest.raises(TopicDiffersError) as refused:
+            create(partitions=3, replication=3, retention_ms=None, lanes=1)
+        differences = {"partitions": (3, 2), "retention_ms": (None, 1000)}
+        assert refused.value.details["differences"] == differences
+        for words in ("partitions is 2, not 3", "retention_ms is 1000, not None", "alter_topic"):
+            assert words in str(refused.value)
+        # Somebody else makes it between our look and our call.
+        with pytest.raises(TopicDiffersError):
+            _race(cluster, rq, "late", {"partitions": 5}, {"partitions": 1})
+        assert _race(cluster, rq, "later", {"partitions": 5}, {"lanes": 1}).settings.partitions == 5
+    finally:
+        io.loop.call_soon_threadsafe(cluster.close)
+        io.close()
+
+
+def _race(cluster: SmallCluster, rq: Any, name: str, theirs: dict[str, Any], ours: dict[str, Any]) -> TopicInfo:
+    """``ours`` is asked for, with ``if_missing``, and is not there when looked for; ``theirs`` is made then."""
+    other: Any = Connected(rq.io, cluster.process(), rq.settings)
+    handle = cluster.handle
+
+    def overtaken(client: int, call: Any, reply: Any) -> None:
+        if isinstance(call, CreateTopic) and client == rq.routes.coordinator.number:
+            cluster.handle = handle  # type: ignore[method-assign]
+            theirs_call = CreateTopic(name=name, settings=TopicSettings(**theirs))
+            handle(other.routes.coordinator.number, theirs_call, lambda _: None)
+        handle(client, call, reply)
+
+    cluster.handle = overtaken  # type: ignore[method-assign]
+    return admin.create_topic(rq, name, ours, if_missing=True, wait=False, on_progress=None)
 
 
 def test_settings_are_checked_before_anything_is_sent() -> None:
