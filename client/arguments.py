@@ -16,6 +16,8 @@ from typing import Any, TypeVar
 
 from rayqueue.errors import ConfigError, InvalidInputError
 
+MOST = 2**62
+
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 
@@ -72,6 +74,14 @@ def seconds_of(timeout: float | None, timeout_ms: int | None) -> float | None:
     else:
         raise InvalidInputError("a timeout is in seconds (timeout) or in milliseconds (timeout_ms), not both")
     return timeout_s
+
+
+def check_whole(name: str, value: Any, *, least: int = -MOST) -> int:
+    """Itself, if it is a whole number that fits into 63 bits, and not below ``least``."""
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= MOST:
+        limits = "a whole number" if least < 0 else f"a whole number from {least}"
+        raise InvalidInputError(f"{name} is {limits}, not {value!r}", option=name)
+    return value
 
 
 def check_text(name: str, value: Any) -> Any:

@@ -24,7 +24,7 @@ import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RaySystemError
@@ -36,6 +36,7 @@ from rayqueue.client import admin, local_ray
 from rayqueue.client.arguments import check_path, check_text, check_topics, hinted
 from rayqueue.client.embedded import start_embedded_ray
 from rayqueue.client.forks import forked, leave_ray_alone
+from rayqueue.client.group_reset import GroupReset, Target, reset
 from rayqueue.client.io import IoThread
 from rayqueue.client.joining import check_current, current_ray, find_ray, join_ray
 from rayqueue.client.lifecycle import stop_cluster
@@ -258,6 +259,29 @@ class RayQueue:
     def delete_group(self, name: str) -> bool:
         """Forget a group without members, and its positions. False if there is none."""
         return admin.delete_group(self, name)
+
+    @hinted
+    def reset_group(
+        self,
+        name: str,
+        *,
+        to: Literal["earliest", "latest"] | int | None = None,
+        to_time_ms: int | None = None,
+        by: int | None = None,
+        topic: str | None = None,
+        partitions: Iterable[int] | None = None,
+        dry_run: bool = False,
+    ) -> GroupReset:
+        """Move the positions of a group without members (``GroupNotEmptyError``), and say from where to where.
+
+        ``to`` the beginning, the end, or an offset; ``to_time_ms``: to the first record that is not older; ``by`` so
+        many offsets, forward or back. Of one topic, also where the group has no position yet, or of all partitions in
+        which it has one. What lies outside the log becomes its beginning or end. ``dry_run`` changes nothing.
+
+        If a consumer joins meanwhile, the positions that were not moved by then stay: ``ResetIncompleteError``.
+        """
+        target = Target.of(to, to_time_ms, by)
+        return reset(self, name, target, topic=topic, partitions=partitions, dry_run=dry_run)
 
     def cluster(self) -> ClusterInfo:
         """Brokers, and how many topics, partitions and groups there are."""

@@ -20,7 +20,8 @@
     │   ├── UnknownGenerationError   one that the coordinator has not given
     │   ├── UnknownMemberError       the group has gone on without this member
     │   ├── UnknownGroupError
-    │   └── GroupNotEmptyError
+    │   ├── GroupNotEmptyError
+    │   └── ResetIncompleteError     some positions of a group were moved, some were not; the text says which
     ├── TopicError
     │   ├── UnknownTopicError
     │   ├── UnknownPartitionError
@@ -218,6 +219,14 @@ class GroupNotEmptyError(GroupError):
     """The group has members. Close its consumers first."""
 
     code = "group_not_empty"
+
+
+class ResetIncompleteError(GroupError):
+    """Some positions of a group may have been moved and some were not: its consumers came back, it was deleted, or
+    partitions have no leader. ``details`` has ``moved`` and ``left``. Stop the consumers and reset it again."""
+
+    code = "reset_incomplete"
+    retriable = True
 
 
 class TopicError(RayQueueError):

@@ -1,21 +1,23 @@
-"""`rayqueue groups`: list, describe, delete."""
+"""`rayqueue groups`: list, describe, reset, delete."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table
 
 from rayqueue.cli.common import Address, AsJson, DataDir, Namespace, add, connected, console, print_json, table
-from rayqueue.errors import UnknownGroupError
+from rayqueue.cli.consume import milliseconds
+from rayqueue.errors import InvalidInputError, UnknownGroupError
 
 if TYPE_CHECKING:
     from rayqueue.client.admin import GroupDescription
+    from rayqueue.client.group_reset import GroupReset
 
-app = typer.Typer(help="Consumer groups: list, describe, delete.", no_args_is_help=True, rich_markup_mode=None)
+app = typer.Typer(help="Consumer groups: list, describe, reset, delete.", no_args_is_help=True, rich_markup_mode=None)
 
 Name = Annotated[str, typer.Argument(help="The group.")]
 
@@ -55,11 +57,75 @@ def describe(
         add(members, member.member, member.client, member.instance or "", reads)
     partitions = table("partition", "committed", "lag", "read by", "pinned", title="Partitions", right=("lag",))
     for each in group.partitions:
-        committed = ", ".join(f"{offset:,}" for _, offset in sorted(each.committed.items(), reverse=True))
-        cells = (f"{each.topic}-{each.partition}", committed or "nothing", each.lag, each.member or "nobody")
+        cells = (f"{each.topic}-{each.partition}", _offsets(each.committed), each.lag, each.member or "nobody")
         add(partitions, *cells, each.pinned, style=None if each.member else "yellow")
     out.print(members)
     out.print(partitions)
+
+
+@app.command()
+def reset(
+    name: Name,
+    topic: Annotated[
+        str | None, typer.Option(help="Only this one, also where nothing is committed. Else all that it has read.")
+    ] = None,
+    partition: Annotated[list[int] | None, typer.Option(help="Only this one of --topic. May be repeated.")] = None,
+    to_earliest: Annotated[bool, typer.Option("--to-earliest", help="To the first record.")] = False,
+    to_latest: Annotated[bool, typer.Option("--to-latest", help="Behind the last record.")] = False,
+    to_offset: Annotated[int | None, typer.Option(min=0, help="To this offset.")] = None,
+    to_time: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TIME", help="To the first record that is not older: 2026-01-31T12:00, milliseconds, or -15m."
+        ),
+    ] = None,
+    by: Annotated[int | None, typer.Option(help="So many offsets forward, or with -N back.")] = None,
+    execute: Annotated[bool, typer.Option("--execute", help="Do it. Without this nothing is changed.")] = False,
+    address: Address = None,
+    data_dir: DataDir = None,
+    namespace: Namespace = None,
+    as_json: AsJson = False,
+) -> None:
+    """Move the positions of a group without members. A dry run, unless --execute is given."""
+    wanted = (to_earliest or None, to_latest or None, to_offset, to_time, by)
+    if sum(each is not None for each in wanted) != 1:
+        raise InvalidInputError("name one of --to-earliest, --to-latest, --to-offset, --to-time and --by")
+    if partition and topic is None:
+        raise InvalidInputError("--partition is of a topic: give --topic too")
+    anchor: Any = "earliest" if to_earliest else "latest" if to_latest else to_offset
+    time_ms = None if to_time is None else milliseconds(to_time, time.time())
+    with connected(address, data_dir, namespace) as rq:
+        done = rq.reset_group(
+            name, to=anchor, to_time_ms=time_ms, by=by, topic=topic, partitions=partition or None, dry_run=not execute
+        )
+    if as_json:
+        print_json(done)
+        return
+    out = console()
+    if not done.positions:
+        out.print(f"{name} has no position to move; name a --topic to give it some")
+        return
+    out.print(_moves_table(done))
+    if execute:
+        out.print(f"{sum(each.moves for each in done.positions):,} positions of {name} were moved", style="green")
+    else:
+        out.print("A dry run: nothing was changed. Add --execute to do it.", style="yellow")
+
+
+def _moves_table(done: GroupReset) -> Table:
+    made = table("partition", "from", "to", "log", "", title=f"Positions of {done.group}", right=("from", "to", "log"))
+    for each in done.positions:
+        cells = (f"{each.topic}-{each.partition}", _offsets(each.before), _offsets(each.after))
+        note = each.note or ("" if each.moves else "stays")
+        add(made, *cells, f"{each.start:,} to {each.end:,}", note, style="yellow" if each.note else None)
+    return made
+
+
+def _offsets(lanes: Mapping[int, int]) -> str:
+    """Of each lane, the most urgent first; once, if they are all the same."""
+    offsets = [offset for _, offset in sorted(lanes.items(), reverse=True)]
+    shown = offsets[:1] if len(set(offsets)) == 1 else offsets
+    return ", ".join(f"{offset:,}" for offset in shown) or "nothing"
 
 
 @app.command()

@@ -155,6 +155,17 @@ class DeleteGroup(Command, frozen=True):
     """Of the group that is meant. -1 in logs of earlier releases: whatever has the name."""
 
 
+class FenceGroup(Command, frozen=True):
+    """Take a generation of a group without members: whoever was a member before is fenced off by it, and whoever joins
+    later has a higher one. Answers it, or ``GroupNotEmptyError``, or ``UnknownGroupError``."""
+
+    group: str
+    born: int
+    """Of the group that is meant."""
+    now_ms: int = 0
+    """The leader's time: the group counts as used."""
+
+
 class ExpireGroups(Command, frozen=True):
     """Delete groups that were without members for longer, some at a time. Answers their names.
 
@@ -185,6 +196,7 @@ AnyCommand = (
     | TakeProducerIds
     | ChangeGroup
     | DeleteGroup
+    | FenceGroup
     | ExpireGroups
     | GroupsForgotten
 )

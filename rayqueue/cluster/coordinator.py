@@ -68,6 +68,8 @@ from rayqueue.protocol.calls import (
     DeleteTopic,
     DescribeCluster,
     DescribeGroup,
+    FencedGroup,
+    FenceGroup,
     GetTopics,
     GroupInfo,
     Heartbeat,
@@ -310,6 +312,8 @@ class Coordinator:
                     self._change_topic(call, reply)
                 case DeleteGroup():
                     self._delete_group(call, reply)
+                case FenceGroup():
+                    self._fence_group(call, reply)
                 case GetTopics() | DescribeCluster() | ListGroups() | DescribeGroup():
                     self._read(partial(self._answer, call), reply)
                 case _:
@@ -385,6 +389,14 @@ class Coordinator:
             self._read(lambda: DeletedGroup(False, self._machine.deleted_generation), sealed)
         else:
             self._write(commands.DeleteGroup(call.group, call.born), sealed)
+
+    def _fence_group(self, call: FenceGroup, reply: Reply) -> None:
+        group = check_name("group", call.group)
+
+        def sealed(answer: Any) -> None:
+            reply(FencedGroup(answer, self._seals.fence(group, answer)) if isinstance(answer, int) else answer)
+
+        self._write(commands.FenceGroup(group, call.born, self._wall_ms()), sealed)
 
     def _new_producer_ids(self, call: NewProducerIds, reply: Reply) -> None:
         if not 1 <= call.count <= MAX_PRODUCER_IDS:

@@ -33,7 +33,13 @@ import msgspec
 from rayqueue.cluster.assignors import STRATEGIES, assign
 from rayqueue.cluster.commands import GroupChange, Join, Leave, Release
 from rayqueue.cluster.tables import META
-from rayqueue.errors import GroupNotEmptyError, InvalidInputError, RayQueueError, UnknownMemberError
+from rayqueue.errors import (
+    GroupNotEmptyError,
+    InvalidInputError,
+    RayQueueError,
+    UnknownGroupError,
+    UnknownMemberError,
+)
 from rayqueue.log.store import LogStore
 from rayqueue.protocol.calls import Assignment, Grant, GroupInfo, MemberInfo
 from rayqueue.protocol.topics import TopicInfo, TopicPartition
@@ -383,9 +389,22 @@ class Groups:
         if group is None or born not in (-1, group.born):
             return None
         if group.members:
-            return GroupNotEmptyError(f"group {name!r} has {len(group.members)} members", members=len(group.members))
+            return _not_empty(group)
         self._drop(group)
         return group
+
+    def fence(self, name: str, born: int, least_generation: int, *, now_ms: int) -> int | RayQueueError:
+        """A generation above all that the group ever gave, and above those of all deleted groups. For one without
+        members only: the next who joins has a higher one."""
+        group = self.known.get(name)
+        if group is None or group.born != born:
+            return UnknownGroupError(f"there is no group {name!r} any more", group=name)
+        if group.members:
+            return _not_empty(group)
+        group.generation = max(group.generation, least_generation) + 1
+        group.empty_ms = now_ms or group.empty_ms
+        self._write_head(group)
+        return group.generation
 
     def expire(self, is_over: Callable[[int], bool], most: int) -> list[Group]:
         """Forget groups that have been without members for too long: ``is_over`` judges since when."""
@@ -403,8 +422,7 @@ class Groups:
     def _write(self, group: Group, step: _Step) -> None:
         if not step.changed:
             return
-        row = _GroupRow(group.name, group.generation, group.assignor, group.born, group.empty_ms)
-        self._store.put(META, _GROUP + group.name.encode(), _encode(row))
+        self._write_head(group)
         for name in step.gone:
             self._store.delete(META, _member_key(group.name, name))
         for name in sorted(step.touched):
@@ -414,6 +432,10 @@ class Groups:
             self._store.put(META, _member_key(group.name, name), _encode(row_of_member))
         if step.aim:
             self._note_readers(group)
+
+    def _write_head(self, group: Group) -> None:
+        row = _GroupRow(group.name, group.generation, group.assignor, group.born, group.empty_ms)
+        self._store.put(META, _GROUP + group.name.encode(), _encode(row))
 
     def _note_readers(self, group: Group) -> None:
         wanted = group.wanted()
@@ -459,6 +481,16 @@ class Groups:
 
 def unknown_member(group: str, member: str) -> UnknownMemberError:
     return UnknownMemberError(f"group {group!r} has no member {member!r}; join again", group=group, member=member)
+
+
+def _not_empty(group: Group) -> GroupNotEmptyError:
+    count = len(group.members)
+    return GroupNotEmptyError(
+        f"group {group.name!r} has {count} {'member' if count == 1 else 'members'}: stop its consumers first; one that "
+        "was killed is out after its session_timeout_ms",
+        group=group.name,
+        members=count,
+    )
 
 
 def _member_key(group: str, member: str) -> bytes:

@@ -27,6 +27,7 @@ from rayqueue.cluster.commands import (
     DeleteGroup,
     DeleteTopic,
     ExpireGroups,
+    FenceGroup,
     GroupsForgotten,
     Nothing,
     PlaceCoordinator,
@@ -158,6 +159,10 @@ class ClusterMachine:
                 return catalog.create_cluster(cluster_id)
             case DeleteGroup(group, born):
                 return self._delete_group(group, born)
+            case FenceGroup(group, born, now_ms):
+                catalog.pass_time(now_ms)
+                now_ms = catalog.now_ms if now_ms else 0
+                return self._groups.fence(group, born, catalog.deleted_generation, now_ms=now_ms)
             case ExpireGroups(now_ms, retention_ms):
                 return self._expire_groups(now_ms, retention_ms)
             case GroupsForgotten(groups, generation):

@@ -154,6 +154,13 @@ class DeletedGroup(msgspec.Struct, frozen=True, array_like=True):
     """What proves it to partitions (``ForgetGroup``)."""
 
 
+class FencedGroup(msgspec.Struct, frozen=True, array_like=True):
+    generation: int
+    """Of nobody else: all members of before are below it, all that come above."""
+    seal: bytes = b""
+    """What proves it to partitions (``Commit``)."""
+
+
 # -- calls ---------------------------------------------------------------------------
 
 
@@ -189,7 +196,8 @@ class Commit(Call, frozen=True, kw_only=True):
     metadata: bytes = b""
     rewind: bool = False
     seal: bytes = b""
-    """Of the grant (``Assignment.seals``). ``UnknownGenerationError`` without it, unless the generation is 0."""
+    """Of the grant (``Assignment.seals``), or of whoever fenced the group (``FencedGroup``). ``UnknownGenerationError``
+    without it, unless the generation is 0."""
 
 
 class Pin(Call, frozen=True, kw_only=True):
@@ -395,6 +403,15 @@ class DeleteGroup(Call, frozen=True, kw_only=True):
     born: int | None
 
 
+class FenceGroup(Call, frozen=True, kw_only=True):
+    """A generation to move the positions of a group without members with (``GroupNotEmptyError``). Whoever joins
+    afterwards fences it off. ``UnknownGroupError`` if the group that had this ``born`` is gone."""
+
+    answer_type: ClassVar[Any] = FencedGroup
+    group: str
+    born: int
+
+
 CoordinatorCall = (
     GetStatus
     | DescribeCluster
@@ -409,6 +426,7 @@ CoordinatorCall = (
     | ListGroups
     | DescribeGroup
     | DeleteGroup
+    | FenceGroup
 )
 
 _encoder = msgspec.msgpack.Encoder()

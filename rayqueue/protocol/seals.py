@@ -7,6 +7,9 @@ MAC over the group, the partition's Raft group (which names the topic's id) and
 the generation, under a key made of the cluster's secret. Replicas hold the
 secret, clients do not: a client can show what it was given, and nothing else.
 
+A group without members may be fenced, to move its positions: that seal is of the
+group and the generation, for every partition.
+
 A seal says who was granted what, not that this is still so: that is what the
 generation itself is for. Generation 0, of consumers that no group knows, has
 none.
@@ -41,9 +44,17 @@ class Seals:
         """For whoever tells partitions that every generation up to this one is over."""
         return self._sealed("floor", str(generation))
 
+    def fence(self, group: str, generation: int) -> bytes:
+        """For whoever moves the positions of a group without members, in any partition."""
+        return self._sealed("fence", group, str(generation))
+
     def check_grant(self, seal: bytes, group: str, raft_group: str, generation: int) -> None:
         """``UnknownGenerationError`` unless the coordinator has given this generation for this."""
-        if generation and not hmac.compare_digest(seal, self._grant(group, raft_group, generation)):
+        if (
+            generation
+            and not hmac.compare_digest(seal, self._grant(group, raft_group, generation))
+            and not hmac.compare_digest(seal, self.fence(group, generation))
+        ):
             raise UnknownGenerationError(
                 f"the coordinator has not given generation {generation} of group {group!r} to whoever commits with it",
                 group=group,

@@ -32,6 +32,7 @@ from rayqueue.protocol.calls import (
     DeleteTopic,
     DescribeCluster,
     DescribeGroup,
+    FenceGroup,
     GetStatus,
     GetTopics,
     Heartbeat,
@@ -116,6 +117,7 @@ def test_topics_made_at_the_same_time_are_placed_one_after_the_other(service: Se
         JoinGroup(group="g", member="m", topics=("t",), assignor="dice"),
         JoinGroup(group="g", member="m", topics=tuple(f"t{n}" for n in range(2000))),
         DeleteGroup(group="", born=1),
+        FenceGroup(group="", born=1),
         GetStatus(),
     ],
 )

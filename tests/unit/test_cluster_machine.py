@@ -17,6 +17,7 @@ from rayqueue.cluster.commands import (
     CreateTopic,
     DeleteGroup,
     DeleteTopic,
+    FenceGroup,
     Join,
     Leave,
     Nothing,
@@ -38,6 +39,7 @@ from rayqueue.errors import (
     InvariantBrokenError,
     TopicExistsError,
     UnknownFormatError,
+    UnknownGroupError,
     UnknownTopicError,
 )
 from rayqueue.ids import GroupId, Index, NodeId
@@ -87,6 +89,7 @@ COMMANDS: list[AnyCommand] = [
     TakeProducerIds(3),
     change("g", join("m"), Release("m", 3, (tp(0),)), Leave("m")),
     DeleteGroup("g"),
+    FenceGroup("g", 3, 1_000),
 ]
 
 
@@ -324,6 +327,30 @@ def test_a_group_that_is_made_again_goes_on_after_the_old_one(log: ClusterLog) -
     assert log.machine.groups["g"].generation == 3
 
 
+def test_a_fence_is_above_all_before_it_and_below_whoever_joins_later(log: ClusterLog) -> None:
+    log.apply(topic())
+    log.apply(change("g", join("a")))
+    for refused in (FenceGroup("g", log.machine.groups["g"].born), FenceGroup("g", 99), FenceGroup("never", 0)):
+        before = log.machine.checkpoint()
+        assert isinstance(log.apply(refused), GroupNotEmptyError | UnknownGroupError)
+        assert log.machine.checkpoint() == before
+    log.apply(change("g", Leave("a")))
+    last, born = log.machine.groups["g"].generation, log.machine.groups["g"].born
+    fence = log.apply(FenceGroup("g", born))
+    assert fence == last + 1
+    log.restart()
+    assert log.apply(FenceGroup("g", born)) == fence + 1, "it is written down"
+    log.apply(change("other", join("x")))
+    log.apply(change("other", Leave("x")))
+    for _ in range(9):
+        high = log.apply(FenceGroup("other", log.machine.groups["other"].born))
+    log.apply(DeleteGroup("other"))
+    fence = log.apply(FenceGroup("g", born))
+    assert fence > high, "also above what was deleted, or partitions that do not know the group refuse it"
+    log.apply(change("g", join("b")))
+    assert min(grants(log, "b").values()) > fence
+
+
 def test_a_static_member_takes_its_predecessors_place_with_a_newer_generation(log: ClusterLog) -> None:
     log.apply(topic(partitions=6))
     for assignor, group in (("sticky", "s"), ("range", "r")):
@@ -418,6 +445,8 @@ def random_command(rng: Random, log: ClusterLog) -> AnyCommand:
         return change(group, Leave(member))
     if kind == 6 and rng.random() < 0.3:
         return DeleteGroup(group)
+    if kind == 6 and there is not None:
+        return FenceGroup(group, there.born)
     wishes = [each for each in "xyz" if rng.random() < 0.7]
     return change(group, Join(member, tuple(wishes), rng.choice((None, "i1", "i2")), "", "balanced", 1000))
 
