@@ -197,6 +197,7 @@ class RayQueue:
     ) -> Consumer:
         """Receive records of these topics, given one by one or as a list, as a member of ``group`` or alone.
 
+        ``pattern=`` instead of topics reads all whose whole name matches this regular expression, also later ones.
         Options are those of ``ConsumerSettings`` and of ``Consumer``.
         """
         from rayqueue.client.consumer import Consumer

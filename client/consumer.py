@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import socket
 import time
 import weakref
@@ -37,6 +38,7 @@ from rayqueue.client.arguments import check_timeout_ms, hinted, refuse_unknown
 from rayqueue.client.consuming import Consuming, Options
 from rayqueue.client.feed import Feed
 from rayqueue.client.io import IoThread
+from rayqueue.client.pattern import TopicPattern
 from rayqueue.client.polling import Listener, Polling
 from rayqueue.client.routing import Routes
 from rayqueue.client.turn import Pending, Turn, drive, drive_async
@@ -57,7 +59,7 @@ PartitionLike = TopicPartition | tuple[str, int]
 Offsets = int | Mapping[int, int]
 """One for all lanes, or one per lane."""
 
-_OPTIONS = ("group", "partitions", "delivery", "auto_commit", "ack", "listener", "instance", "client", "pin")
+_OPTIONS = ("group", "partitions", "pattern", "delivery", "auto_commit", "ack", "listener", "instance", "client", "pin")
 
 _FOREVER_S = 3600.0
 _CLOSE_WAIT_S = 10.0
@@ -84,6 +86,7 @@ class Consumer:
         group: str | None = None,
         *,
         partitions: Iterable[PartitionLike] | None = None,
+        pattern: str | re.Pattern[str] | None = None,
         delivery: Literal["at_least_once", "at_most_once", "exactly_once"] = "at_least_once",
         auto_commit: bool = True,
         ack: Literal["poll", "record"] = "poll",
@@ -106,8 +109,10 @@ class Consumer:
             raise InvalidInputError("pin=True needs the group that retention shall wait for")
         chosen = None if partitions is None else tuple(dict.fromkeys(map(_partition, partitions)))
         names = tuple(dict.fromkeys(topics if chosen is None else [*topics, *(each.topic for each in chosen)]))
-        if not names or chosen == ():
-            raise InvalidInputError("a consumer needs a topic, or partitions, to read")
+        if pattern is not None and (names or chosen is not None):
+            raise InvalidInputError("pattern= says which topics are read: give no topics or partitions besides")
+        if pattern is None and (not names or chosen == ()):
+            raise InvalidInputError("a consumer needs a topic, a pattern or partitions to read")
         for name in names:
             check_name("topic", name)
         if group is not None:
@@ -128,6 +133,7 @@ class Consumer:
             by_record=ack == "record",
             pin=pin,
             listened=listener is not None,
+            pattern=None if pattern is None else TopicPattern(pattern),
         )
         routes: Routes = rq.routes
         self._io = rq.io
@@ -469,7 +475,8 @@ class Consumer:
         )
 
     def __repr__(self) -> str:
-        names = ", ".join(self._options.topics)
+        pattern = self._options.pattern
+        names = ", ".join(self._options.topics) if pattern is None else f"topics like {pattern.text}"
         return f"<Consumer of {names}, group {self._options.group}{', closed' if self._polling.closing else ''}>"
 
     # -- within ------------------------------------------------------------------------------

@@ -9,25 +9,29 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Awaitable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from random import Random
-from typing import Literal
+from typing import Literal, TypeVar
 
 from rayqueue.client.bell import Bell
 from rayqueue.client.commits import Commits
 from rayqueue.client.feed import Feed
 from rayqueue.client.fetcher import Fetcher, within
 from rayqueue.client.member import Activity, Member
+from rayqueue.client.pattern import TopicPattern
 from rayqueue.client.retry import Retry
 from rayqueue.client.routing import Routes, ask
 from rayqueue.client.standalone import Standalone
 from rayqueue.client.subscription import Subscription
 from rayqueue.config import Settings
-from rayqueue.errors import ClosedError, NotLeaderError, RayQueueError
+from rayqueue.errors import ClosedError, NotLeaderError, RayQueueError, TopicError
 from rayqueue.protocol.calls import Bounds, FindOffset, GetBounds, GetLag, Lag
 from rayqueue.protocol.data import ANY_LANE, Cursor, FetchAnswer, FetchRequest
 from rayqueue.protocol.topics import TopicPartition
+
+_T = TypeVar("_T")
 
 _log = logging.getLogger(__name__)
 
@@ -48,6 +52,7 @@ class Options:
     by_record: bool
     pin: bool
     listened: bool
+    pattern: TopicPattern | None = None
 
 
 class Consuming:
@@ -78,8 +83,15 @@ class Consuming:
         return self.options.group is not None and self.options.partitions is None
 
     @property
+    def topics(self) -> tuple[str, ...]:
+        """What is meant to be read now."""
+        pattern = self.options.pattern
+        return self.options.topics if pattern is None else pattern.topics
+
+    @property
     def error(self) -> RayQueueError | None:
-        return self._member.error if self._member is not None else None
+        reading = self._member or self._standalone
+        return None if reading is None else reading.error
 
     @property
     def away(self) -> bool:
@@ -92,7 +104,9 @@ class Consuming:
     # -- life ------------------------------------------------------------------------------
 
     async def check(self) -> None:
-        """``UnknownTopicError`` if a topic is not there."""
+        """``UnknownTopicError`` if a topic is not there. With a pattern, none has to be."""
+        if self.options.pattern is not None:
+            await self.options.pattern.look(self._routes)
         for name in self.options.topics:
             await self._routes.topic(name)
 
@@ -101,6 +115,7 @@ class Consuming:
             return
         self.started = True
         options = self.options
+        look = None if options.pattern is None else partial(options.pattern.look, self._routes)
         if self.managed and self.commits is not None:
             self._member = Member(
                 self._routes.coordinator,
@@ -109,8 +124,9 @@ class Consuming:
                 self.commits,
                 self._settings,
                 self.activity,
-                options.topics,
+                self.topics,
                 rng=self._rng,
+                look=look,
                 instance=options.instance,
                 client=options.client,
                 pin=options.pin,
@@ -125,9 +141,10 @@ class Consuming:
                 self._fetcher,
                 self.commits,
                 self._settings,
-                options.topics,
+                self.topics,
                 options.partitions,
                 rng=self._rng,
+                look=look,
                 pin=options.pin,
                 listened=options.listened,
             )
@@ -233,10 +250,21 @@ class Consuming:
     async def lag(self) -> dict[TopicPartition, int]:
         partitions = self.options.partitions
         if partitions is None:
-            infos = [await self._routes.topic(name) for name in self.options.topics]
-            partitions = tuple(TopicPartition(info.name, each.number) for info in infos for each in info.partitions)
-        found = await asyncio.gather(*map(self._lag_of, partitions))
-        return dict(zip(partitions, found, strict=True))
+            infos = [await self._if_there(self._routes.topic(name)) for name in self.topics]
+            partitions = tuple(
+                TopicPartition(info.name, each.number) for info in infos if info is not None for each in info.partitions
+            )
+        found = await asyncio.gather(*(self._if_there(self._lag_of(each)) for each in partitions))
+        return {each: lag for each, lag in zip(partitions, found, strict=True) if lag is not None}
+
+    async def _if_there(self, asked: Awaitable[_T]) -> _T | None:
+        """None if it is of a topic that was deleted, and that is not to be an error."""
+        try:
+            return await asked
+        except TopicError:
+            if self.options.pattern is None and self._settings.consumer.on_topic_deleted == "raise":
+                raise
+            return None
 
     async def _lag_of(self, partition: TopicPartition) -> int:
         topic_id = self._topic_id(partition)

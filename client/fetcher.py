@@ -32,7 +32,6 @@ from rayqueue.errors import (
     OutcomeUnknownError,
     RayQueueError,
     TopicError,
-    TopicRecreatedError,
 )
 from rayqueue.protocol.calls import Bounds, GetBounds, Position
 from rayqueue.protocol.data import FetchAnswer
@@ -56,8 +55,8 @@ class Fetcher:
         self._grouped = grouped
         self._tasks: dict[Feed, set[asyncio.Task[None]]] = {}
         self._failures: dict[Feed, int] = {}
-        self.on_recreated: Callable[[Feed, TopicRecreatedError], None] = subscription.failed
-        """What becomes of a partition whose topic is another one now, where no group decides it."""
+        self.on_topic_gone: Callable[[Feed, RayQueueError], None] = subscription.failed
+        """What becomes of a partition whose topic is gone, or is another one now, where no group decides it."""
 
     # -- where to begin ------------------------------------------------------------------
 
@@ -157,11 +156,12 @@ class Fetcher:
         if hopeless:
             if isinstance(error, InvariantBrokenError | InvalidInputError):
                 _log.error("%s cannot be read: %s", feed.partition, error)
-            if plan.epoch == feed.epoch and isinstance(error, TopicRecreatedError):
-                self.on_recreated(feed, error)
-            elif plan.epoch == feed.epoch:
-                self._subscription.failed(feed, error)
-            return
+            if plan.epoch != feed.epoch:
+                return
+            told = self.on_topic_gone if isinstance(error, TopicError) else self._subscription.failed
+            told(feed, error)
+            if feed.error is not None:
+                return
         failures = self._failures[feed] = self._failures.get(feed, 0) + 1
         client = self._settings.client
         wait_ms = min(client.retry_max_ms, client.retry_min_ms * 2 ** min(failures - 1, 16))

@@ -14,7 +14,9 @@ is told:
   again under a new name.
 - A topic that was deleted takes what was read of it along: lost, not let go. If
   it is made again, its partitions are granted anew and begin anew. While none
-  of its topics is there, ``error`` says so.
+  of its topics is there, ``error`` says so, unless ``on_topic_deleted`` is "drop".
+- With a pattern the member looks regularly which topics match, and if these are
+  others says so to the group (a join of a member that is one already).
 
 A coordinator that fails over is none of this: reading goes on, and the next
 heartbeat finds the new one. A member whose application does not poll for
@@ -27,7 +29,7 @@ import asyncio
 import logging
 import time
 import uuid
-from collections.abc import Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from contextlib import suppress
 from random import Random
 from typing import Any
@@ -75,12 +77,14 @@ class Member:
         topics: tuple[str, ...],
         *,
         rng: Random,
+        look: Callable[[], Awaitable[tuple[str, ...]]] | None = None,
         instance: str | None = None,
         client: str = "",
         pin: bool = False,
         auto_commit: bool = True,
         listened: bool = False,
     ) -> None:
+        """``look``: which topics are meant now. Without it they stay the same."""
         self.group = commits.group
         self.name = ""
         self.generation = 0
@@ -95,7 +99,10 @@ class Member:
         self._settings = settings.consumer
         self._client = settings.client
         self._activity = activity
-        self._topics = topics
+        self.topics = topics
+        self._said = topics  # to the group
+        self._look = look
+        self._drops = look is not None or settings.consumer.on_topic_deleted == "drop"
         self._rng = rng
         self._instance = instance
         self._client_name = client
@@ -120,7 +127,7 @@ class Member:
     def error(self) -> RayQueueError | None:
         """Why nothing comes, as far as the application must know: this member has given up, or its topics are gone."""
         missing = self._missing
-        if self._error is not None or len(missing) < len(self._topics):
+        if self._error is not None or self._drops or len(missing) < len(self.topics):
             return self._error
         if time.monotonic() - max(missing.values()) < _MISSING_S:
             return None
@@ -131,6 +138,19 @@ class Member:
     def start(self) -> None:
         self._main = self._loop.create_task(self._run())
         self._spawn(self._watch())
+        if self._look is not None:
+            self._spawn(self._follow(self._look))
+
+    async def _follow(self, look: Callable[[], Awaitable[tuple[str, ...]]]) -> None:
+        """Want what the pattern means from now on."""
+        while True:
+            await asyncio.sleep(self._settings.refresh_ms / 1000)
+            try:
+                self.topics = await look()
+            except RayQueueError as error:
+                _log.info("group %s: topics cannot be looked up at the moment: %s", self.group, error)
+            if self.topics != self._said:
+                self._changed.set()
 
     async def close(self) -> None:
         """Leave. What it reads is free for others at once, unless it keeps its place by ``instance``."""
@@ -189,24 +209,38 @@ class Member:
         self.generation = 0
         self._grants = {}
         self._fenced = {}
-        joined: Assignment = await self._coordinator.call(
-            JoinGroup(
-                group=self.group,
-                member=self.name,
-                topics=self._topics,
-                instance=self._instance,
-                client=self._client_name,
-                assignor=self._settings.assignor,
-                session_timeout_ms=self._settings.session_timeout_ms,
-            )
-        )
+        self._said = self.topics
+        joined: Assignment = await self._coordinator.call(self._wish())
         if self.name:  # else it has left meanwhile
             self._take(joined)
+
+    async def _say_topics(self) -> None:
+        """As a member, want others than before."""
+        before, self._said = self._said, self.topics
+        _log.info("group %s: %d topics match now, %d did", self.group, len(self._said), len(before))
+        answer: Assignment = await self._coordinator.call(self._wish())
+        if self.name:
+            # What is not meant any more was deleted: there is nothing left to commit to.
+            self._take(answer, deleted=tuple(sorted(set(before) - set(self._said))))
+
+    def _wish(self) -> JoinGroup:
+        return JoinGroup(
+            group=self.group,
+            member=self.name,
+            topics=self._said,
+            instance=self._instance,
+            client=self._client_name,
+            assignor=self._settings.assignor,
+            session_timeout_ms=self._settings.session_timeout_ms,
+            generation=self.generation,
+        )
 
     async def _heartbeats(self) -> None:
         """One is always under way: the coordinator answers when there is news. Ends when the member has left."""
         while not self.away:
             self._changed.clear()
+            if self.topics != self._said:
+                await self._say_topics()
             beat = self._loop.create_task(self._heartbeat())
             beat.add_done_callback(_note)
             changed = self._loop.create_task(self._wait_changed())
@@ -249,19 +283,18 @@ class Member:
     async def _wait_changed(self) -> None:
         await self._changed.wait()
 
-    def _take(self, assignment: Assignment) -> None:
-        """Read what is granted, let go of everything else."""
+    def _take(self, assignment: Assignment, *, deleted: tuple[str, ...] = ()) -> None:
+        """Read what is granted, let go of everything else. ``deleted``: topics that are not wanted for that reason."""
         self.generation = assignment.generation
         self.rebalancing = assignment.rebalancing
         self._grants = {grant.topic_partition: grant for grant in assignment.grants}
         self._seals = dict(zip(assignment.grants, assignment.seals, strict=True))
-        self._note_missing(assignment.missing)
-        lost = [
-            feed
-            for partition, feed in self._held.items()
-            # It was taken away and given back, and we have not heard of it; or it is of another topic of this name.
-            if self._grants.get(partition, feed.grant) != feed.grant or partition.topic in self._missing
-        ]
+        self._note_missing(assignment.missing + deleted)
+        gone = [feed for feed in self._held.values() if feed.partition.topic in self._missing]
+        if gone:
+            self._lose(gone, deleted=True)
+        # Taken away and given back, and we have not heard of it; or it is of another topic of this name.
+        lost = [feed for each, feed in self._held.items() if self._grants.get(each, feed.grant) != feed.grant]
         if lost:
             self._lose(lost)
         self._revoke(
@@ -276,6 +309,7 @@ class Member:
         for topic in missing:
             if topic not in self._missing:
                 _log.warning("group %s: there is no topic %s any more", self.group, topic)
+                self._subscription.topic_deleted(topic)
                 self._loop.call_later(_MISSING_S, self._subscription.on_data)  # whoever polls is to look at ``error``
         self._missing = {topic: self._missing.get(topic, now_s) for topic in missing}
 
@@ -356,13 +390,13 @@ class Member:
                 self._grant(grant)
         self._changed.set()
 
-    def _lose(self, feeds: list[Feed]) -> None:
-        """Others may read these already."""
+    def _lose(self, feeds: list[Feed], *, deleted: bool = False) -> None:
+        """Others may read these already; or nobody ever will, for they are ``deleted``."""
         for feed in feeds:
             self._drop(feed)
         told = tuple(feed for feed in feeds if feed.begun)
         if told:
-            self._subscription.announce(ChangeKind.LOST, told)
+            self._subscription.announce(ChangeKind.LOST, told, deleted=deleted)
         self._changed.set()
 
     def _stale(self, feed: Feed, error: StaleGenerationError) -> None:

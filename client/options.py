@@ -7,6 +7,7 @@ their defaults and what they mean, are in ``rayqueue.config.ProducerSettings`` a
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from typing import Literal
 
@@ -32,6 +33,7 @@ class ProducerOptions(TypedDict, total=False):
 
 class ConsumerOptions(TypedDict, total=False):
     partitions: Iterable[TopicPartition | tuple[str, int]] | None
+    pattern: str | re.Pattern[str] | None
     delivery: Literal["at_least_once", "at_most_once", "exactly_once"]
     auto_commit: bool
     ack: Literal["poll", "record"]
@@ -50,6 +52,7 @@ class ConsumerOptions(TypedDict, total=False):
     assignor: Literal["balanced", "sticky", "range", "roundrobin"]
     start: Literal["earliest", "latest", "error"]
     on_corrupt: Literal["raise", "skip", "set_aside"]
+    on_topic_deleted: Literal["raise", "drop"]
     refresh_ms: int
 
 

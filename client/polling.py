@@ -8,6 +8,7 @@ to whoever drives it (``rayqueue.client.turn``).
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import logging
 import time
 from collections.abc import Callable, Container, Generator, Iterable, Iterator, Sequence
@@ -48,7 +49,14 @@ class Listener(Protocol):
         """These are about to go to another member. The place to finish and ``commit``."""
 
     def lost(self, partitions: Sequence[TopicPartition]) -> Any:
-        """These went, and may be read by another member already: a commit would be refused."""
+        """These went, to another member already or with their topic: a commit would be refused."""
+
+
+class TopicListener(Listener, Protocol):
+    """One that is also told of topics that were deleted."""
+
+    def deleted(self, topic: str) -> Any:
+        """Its partitions are ``lost``, as was told before. If it is made again, it is read from its beginning."""
 
 
 class Polling:
@@ -68,6 +76,8 @@ class Polling:
         self.set_aside: list[tuple[UnreadableBatchError, bytes]] = []
         self._raised_at: tuple[Any, ...] = ()
         self._raised = 0
+        self._revoking: tuple[Change, concurrent.futures.Future[list[RayQueueError]]] | None = None
+        """What is to be given up once this commit is done; a poll that has no time left goes on without."""
 
     # -- kinds of polls ----------------------------------------------------------------------
 
@@ -161,10 +171,8 @@ class Polling:
             while True:
                 if self.closing:
                     raise ClosedError("this consumer was closed")
-                change = sub.next_change() if sub.changes else None
-                while change is not None:
-                    yield from self._tell(change)
-                    change = sub.next_change()
+                if sub.changes or sub.deleted or self._revoking is not None:
+                    yield from self._tell_changes(deadline_s)
                 error = core.error or sub.error()
                 if error is not None:
                     raise error
@@ -231,9 +239,35 @@ class Polling:
 
     # -- rebalancing -----------------------------------------------------------------------
 
+    def _tell_changes(self, deadline_s: float) -> Steps[None]:
+        """Tell the listener of everything that has changed, in order, as far as it can be told by then."""
+        sub = self._sub
+        while True:
+            if self._revoking is not None:
+                left_s = deadline_s - time.monotonic()
+                if self._revoking[1].done():
+                    (change, commit), self._revoking = self._revoking, None
+                    for error in commit.result():
+                        _log.warning("partitions are given up without their last commit: %s", error)
+                    yield from self._revoked(change)
+                elif left_s <= 0 or self.closing:
+                    return  # the commit goes on, and the partitions stay until it is done
+                else:
+                    yield left_s
+                continue
+            change_or_none = sub.next_change() if sub.changes else None
+            if change_or_none is None:
+                break
+            yield from self._tell(change_or_none)
+        while sub.deleted:
+            topic = sub.deleted.popleft()
+            told = getattr(self._listener, "deleted", None)
+            if told is not None:
+                yield from calling(told(topic))
+
     def _tell(self, change: Change) -> Steps[None]:
         """Tell the listener, and do what has to be done around it."""
-        core, sub, listener = self._core, self._sub, self._listener
+        sub, listener = self._sub, self._listener
         if change.kind is ChangeKind.ASSIGNED:
             feeds = [feed for feed in change.feeds if not feed.letting_go]
             try:
@@ -241,21 +275,31 @@ class Polling:
                     yield from calling(listener.assigned(names_of(feeds)))
             finally:
                 sub.show(feeds)
+        elif change.kind is ChangeKind.REVOKED and self._options.auto_commit:
+            feeds = self._held_of(change)
+            sub.ack_handed(feeds)
+            commit = self._io.run(self._core.commit_due(feeds))
+            commit.add_done_callback(lambda _: self._core.bell.ring())
+            self._revoking = change, commit
         elif change.kind is ChangeKind.REVOKED:
-            feeds = [feed for feed in change.feeds if sub.feeds.get(feed.partition) is feed]
-            try:
-                if self._options.auto_commit:
-                    sub.ack_handed(feeds)
-                    yield self._io.run(core.commit_due(feeds))
-                if feeds and listener is not None:
-                    yield from calling(listener.revoked(names_of(feeds)))
-            finally:
-                core.released(feeds)
+            yield from self._revoked(change)
         else:
             sub.forfeited.clear()
             feeds = [feed for feed in change.feeds if feed.shown]
             if feeds and listener is not None:
                 yield from calling(listener.lost(names_of(feeds)))
+
+    def _revoked(self, change: Change) -> Steps[None]:
+        feeds = self._held_of(change)
+        try:
+            if feeds and self._listener is not None:
+                yield from calling(self._listener.revoked(names_of(feeds)))
+        finally:
+            self._core.released(feeds)
+
+    def _held_of(self, change: Change) -> list[Feed]:
+        """Those that were not lost meanwhile."""
+        return [feed for feed in change.feeds if self._sub.feeds.get(feed.partition) is feed]
 
 
 def _records(feed: Feed, chunk: Chunk, start: int, stop: int) -> list[Record]:

@@ -1,18 +1,20 @@
-"""The partitions of a consumer that shares them with nobody: given by name, or all of its topics. In the I/O thread.
+"""The partitions of a consumer that shares them with nobody: by name, or all of its topics. In the I/O thread.
 
 Partitions that are added to a topic later are found by looking again from time
 to time, and read from their beginning: they are younger than this consumer.
 
-A topic that was deleted is reported (``UnknownTopicError``). One that was made
-again is another topic: its partitions are read from their beginning, what was
-read of the old one is lost; with ``start="error"`` that is reported instead.
+A topic that was deleted is lost; while none is left, ``error`` says so, unless
+``on_topic_deleted`` is "drop" or there is a pattern. One that was made again is
+another topic: its partitions are read from their beginning; with
+``start="error"`` that is reported instead. With a pattern, topics that match are
+looked for from time to time, too.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from random import Random
 
@@ -22,7 +24,7 @@ from rayqueue.client.fetcher import Fetcher
 from rayqueue.client.routing import Routes
 from rayqueue.client.subscription import ChangeKind, Subscription
 from rayqueue.config import Settings
-from rayqueue.errors import RayQueueError, TopicError, TopicRecreatedError, UnknownPartitionError
+from rayqueue.errors import RayQueueError, TopicError, TopicRecreatedError, UnknownPartitionError, UnknownTopicError
 from rayqueue.protocol.topics import TopicInfo, TopicPartition
 
 _log = logging.getLogger(__name__)
@@ -42,16 +44,20 @@ class Standalone:
         partitions: Sequence[TopicPartition] | None,
         *,
         rng: Random,
+        look: Callable[[], Awaitable[tuple[str, ...]]] | None = None,
         pin: bool = False,
         listened: bool = False,
     ) -> None:
-        self.error: RayQueueError | None = None
+        """``look``: which topics are meant now. Without it they stay the same."""
+        self._look = look
+        self._drops = look is not None or settings.consumer.on_topic_deleted == "drop"
         self._routes = routes
         self._subscription = subscription
         self._fetcher = fetcher
         self._commits = commits
         self._settings = settings
-        self._topics = tuple(topics)
+        self.topics = tuple(topics)
+        self._missing: dict[str, TopicError] = {}
         self._partitions = partitions
         self._rng = rng
         self._pin = pin
@@ -59,11 +65,28 @@ class Standalone:
         self._begun: dict[Feed, asyncio.Task[None]] = {}
         self._refresher: asyncio.Task[None] | None = None
         self._look_now = asyncio.Event()
-        fetcher.on_recreated = self._recreated
+        fetcher.on_topic_gone = self._gone
+
+    @property
+    def error(self) -> RayQueueError | None:
+        """Why nothing comes: its topics are gone; or one was made again and has not the partition that was named."""
+        missing = self._missing
+        others = [error for error in missing.values() if not isinstance(error, UnknownTopicError)]
+        if others or not missing or self._drops or len(missing) < len(self.topics):
+            return others[0] if others else None
+        return UnknownTopicError(f"{', '.join(sorted(missing))}: deleted, and not made again", topic=min(missing))
 
     async def start(self) -> None:
         """``UnknownTopicError`` or ``UnknownPartitionError`` if something is not there."""
-        infos = [await self._routes.topic(name) for name in self._topics]
+        if self._look is not None:
+            self.topics = await self._look()
+        infos: list[TopicInfo] = []
+        for name in self.topics:
+            try:
+                infos.append(await self._routes.topic(name))
+            except UnknownTopicError:
+                if self._look is None:
+                    raise
         for info in infos:
             for partition in self._wanted(info):
                 self._read(partition, info, start=None)
@@ -115,8 +138,8 @@ class Standalone:
                         await self._commits.pin(feed.partition, feed.topic_id)
                 await self._fetcher.begin(feed, position, start=start)
                 break
-            except TopicRecreatedError as error:
-                self._recreated(feed, error)
+            except TopicError as error:
+                self._gone(feed, error)
                 return
             except RayQueueError as error:
                 if not error.retriable:
@@ -131,9 +154,9 @@ class Standalone:
 
     # -- topics that change --------------------------------------------------------------
 
-    def _recreated(self, feed: Feed, error: TopicRecreatedError) -> None:
-        """Another topic has the name of what this feed reads."""
-        if self._settings.consumer.start == "error":
+    def _gone(self, feed: Feed, error: RayQueueError) -> None:
+        """The topic that this feed reads is deleted, or another one has its name."""
+        if isinstance(error, TopicRecreatedError) and self._settings.consumer.start == "error":
             self._subscription.failed(feed, error)
         else:
             self._look_now.set()
@@ -143,14 +166,34 @@ class Standalone:
             with suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._look_now.wait(), self._settings.consumer.refresh_ms / 1000)
             self._look_now.clear()
-            for name in self._topics:
+            try:
+                found = self.topics if self._look is None else await self._look()
+            except RayQueueError as error:
+                _log.info("topics cannot be looked up at the moment: %s", error)
+                continue
+            for name in sorted({*self.topics, *found}):
                 try:
                     self._follow(await self._routes.topic(name, refresh=True))
+                    self._missing.pop(name, None)
                 except TopicError as error:
-                    for feed in self._feeds(name):
-                        self._subscription.failed(feed, error)
+                    self._deleted(name, error)
                 except RayQueueError as error:
                     _log.info("topic %s cannot be looked up at the moment: %s", name, error)
+            self._missing = {name: error for name, error in self._missing.items() if name in found}
+            self.topics = found
+
+    def _deleted(self, topic: str, error: TopicError) -> None:
+        """It is not there; or not the partition that was named."""
+        if topic in self._missing:
+            return
+        self._missing[topic] = error
+        _log.warning("%s is not read any more: %s", topic, error)
+        for feed in self._feeds(topic):
+            self._lose(feed, deleted=True)
+        if isinstance(error, UnknownTopicError):
+            self._subscription.topic_deleted(topic)
+        else:
+            self._subscription.on_data()
 
     def _follow(self, info: TopicInfo) -> None:
         """Read what is new: partitions that were added, or all of them if this is another topic of the same name."""
@@ -168,9 +211,9 @@ class Standalone:
     def _feeds(self, topic: str) -> list[Feed]:
         return [feed for feed in self._begun if feed.partition.topic == topic]
 
-    def _lose(self, feed: Feed) -> None:
+    def _lose(self, feed: Feed, *, deleted: bool = False) -> None:
         self._begun.pop(feed).cancel()
         self._fetcher.stop(feed)
         self._subscription.remove(feed)
         if feed.begun:
-            self._subscription.announce(ChangeKind.LOST, (feed,))
+            self._subscription.announce(ChangeKind.LOST, (feed,), deleted=deleted)

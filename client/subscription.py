@@ -71,6 +71,8 @@ class Subscription:
         self.lock = threading.Lock()
         self.feeds: dict[TopicPartition, Feed] = {}
         self.changes: deque[Change] = deque()
+        self.deleted: deque[str] = deque()
+        """Topics that are gone and of which the application is to be told."""
         self.explicit = explicit
         self.stamp = 0
         """Grows when a record that is about to be handed out may not be the right one any more."""
@@ -116,13 +118,20 @@ class Subscription:
                 del self.feeds[feed.partition]
             self._failed.discard(feed)
 
-    def announce(self, kind: ChangeKind, feeds: Iterable[Feed]) -> None:
+    def announce(self, kind: ChangeKind, feeds: Iterable[Feed], *, deleted: bool = False) -> None:
+        """``deleted``: with their topic, so that nobody else will read what was not committed."""
         with self.lock:
             change = Change(kind, tuple(feeds))
             self.changes.append(change)
             self.stamp += 1
-            if kind is ChangeKind.LOST:
+            if kind is ChangeKind.LOST and not deleted:
                 self.forfeited.update(feed.partition for feed in change.feeds if feed.due() is not None)
+        self.on_data()
+
+    def topic_deleted(self, topic: str) -> None:
+        with self.lock:
+            self.deleted.append(topic)
+            self.stamp += 1
         self.on_data()
 
     # -- the I/O thread: fetching --------------------------------------------------------

@@ -329,8 +329,12 @@ class ConsumerSettings(Section):
     on_corrupt: Literal["raise", "skip", "set_aside"] = Field(
         default="raise", description="what poll does with a batch that cannot be read; set_aside keeps its bytes"
     )
+    on_topic_deleted: Literal["raise", "drop"] = Field(
+        default="raise", description="when none of its topics is left: poll raises UnknownTopicError, or waits for them"
+    )
     refresh_ms: Positive = Field(
-        default=5000, description="how often a consumer without a group looks for partitions that were added"
+        default=5000,
+        description="how often a consumer looks for topics that match its pattern, and without a group for partitions",
     )
 
     @model_validator(mode="after")

@@ -347,6 +347,8 @@ class Coordinator:
         machine = self._machine
         match call:
             case GetTopics():
+                if call.unless == machine.version:
+                    return Topics(machine.version, ())
                 names = sorted(machine.topics) if call.names is None else call.names
                 return Topics(machine.version, tuple(machine.topics[each] for each in names if each in machine.topics))
             case ListGroups():

@@ -293,10 +293,11 @@ class DescribeCluster(Call, frozen=True, kw_only=True):
 
 
 class GetTopics(Call, frozen=True, kw_only=True):
-    """All topics, or those of these names that exist."""
+    """All topics, or those of these names that exist. None of them, if the version is still the one that is given."""
 
     answer_type: ClassVar[Any] = Topics
     names: tuple[str, ...] | None = None
+    unless: int | None = None
 
 
 class CreateTopic(Call, frozen=True, kw_only=True):

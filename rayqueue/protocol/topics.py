@@ -14,6 +14,9 @@ MAX_PARTITIONS = 10_000
 MAX_REPLICATION = 7
 MAX_NAME = 120
 
+STAGING = ("bridge-staging", "spark-staging.", "data-staging.")
+"""How the names of topics begin that the bridges make for themselves."""
+
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
@@ -26,6 +29,11 @@ def check_name(kind: str, name: Any) -> str:
             name=str(name),
         )
     return name
+
+
+def is_internal(name: str) -> bool:
+    """Whether RayQueue has made this topic for itself. Such topics are not listed, and no pattern means them."""
+    return name.startswith(STAGING)
 
 
 class TopicSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 import time
 from contextlib import suppress
 from typing import Any
@@ -10,7 +12,9 @@ import pytest
 
 from rayqueue.client import member
 from rayqueue.client.consumer import Consumer
-from rayqueue.errors import RayQueueError, TopicRecreatedError, UnknownTopicError
+from rayqueue.errors import RayQueueError, TopicRecreatedError, UnknownPartitionError, UnknownTopicError
+from rayqueue.protocol.calls import Call, Commit
+from rayqueue.protocol.topics import TopicPartition
 from rayqueue.testing import wait_for
 from tests.unit.consumer_place import P0, Place, Told, place, take
 
@@ -95,6 +99,123 @@ def test_a_group_of_several_topics_goes_on_with_the_others(place: Place, monkeyp
     time.sleep(0.2)
     place.append(2, topic="payments")
     assert [record.topic for record in take(consumer, 2)] == ["payments"] * 2
+
+
+class Listener(Told):
+    def __init__(self) -> None:
+        super().__init__()
+        self.gone: list[str] = []
+
+    def deleted(self, topic: str) -> None:
+        self.gone.append(topic)
+
+
+READERS: Any = [("billing", None), (None, None), (None, [P0]), ("billing", [P0])]
+
+
+@pytest.mark.parametrize(("group", "chosen"), READERS)
+def test_what_is_deleted_is_an_error_or_an_event_as_configured(
+    group: str | None, chosen: Any, place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(member, "_MISSING_S", 0.2)
+    options = {} if chosen is None else {"partitions": chosen}
+    told = Listener()
+    strict = place.consumer(group, settings={"refresh_ms": 50}, **options)
+    other = None if group is None else f"{group}-drops"
+    drops = place.consumer(other, settings={"refresh_ms": 50, "on_topic_deleted": "drop"}, listener=told, **options)
+    place.append(3)
+    assert len(take(strict, 3)) == len(take(drops, 3)) == 3
+    place.delete()
+    error = wait_for(lambda: error_of(strict), "an error")
+    assert isinstance(error, UnknownTopicError)
+    assert error.details["topic"] == "orders"
+    wait_for(lambda: drops.poll(timeout_ms=20) or told.gone == ["orders"], "the event")
+    assert [kind for kind, _ in told.calls][-1] == "lost", "its partitions went first"
+    deadline_s = time.monotonic() + 0.4
+    while time.monotonic() < deadline_s:
+        assert drops.poll(timeout_ms=20) == []
+    if group is not None:
+        drops.commit()  # what was not committed will be read by nobody
+    assert drops.assignment() == set()
+    assert drops.lag() == {} or chosen
+    place.create(2)
+    place.append(4)
+    assert [record.offset for record in take(drops, 4)] == list(range(4))
+    assert told.gone == ["orders"]
+
+
+@pytest.mark.parametrize("mode", ["raise", "drop"])
+def test_a_lone_consumer_of_several_topics_goes_on_with_the_others(place: Place, mode: str) -> None:
+    place.io.call(place.cluster.create("payments"))
+    told = Listener()
+    settings = {"refresh_ms": 50, "on_topic_deleted": mode}
+    consumer = place.consumer(None, settings=settings, topics=("orders", "payments"), listener=told)
+    wait_for(lambda: consumer.poll(timeout_ms=20) or len(consumer.assignment()) == 3, "all partitions")
+    place.delete()
+    wait_for(lambda: consumer.poll(timeout_ms=20) or told.gone == ["orders"], "the event")
+    place.append(2, topic="payments")
+    assert [record.topic for record in take(consumer, 2)] == ["payments"] * 2
+
+
+def test_a_partition_that_is_not_made_again_is_told(place: Place) -> None:
+    consumer = place.consumer(None, settings={"refresh_ms": 50}, partitions=[("orders", 1)])
+    wait_for(lambda: consumer.poll(timeout_ms=20) or len(consumer.assignment()) == 1, "its partition")
+    recreate(place, 5, partitions=1)
+    error = wait_for(lambda: error_of(consumer), "an error")
+    assert isinstance(error, UnknownPartitionError)
+
+
+@pytest.mark.parametrize("listened", [False, True])
+def test_a_poll_that_commits_at_a_revocation_keeps_its_time(place: Place, listened: bool) -> None:
+    place.append(10)
+    place.append(10, number=1)
+    told = Listener()
+    first = place.consumer(listener=told if listened else None, settings={"session_timeout_ms": 20_000})
+    assert len(take(first, 20)) == 20
+    gates = [threading.Event(), threading.Event()]
+    for number in (0, 1):
+        _hold_commits(place, number, gates[number])
+    second = place.consumer(settings={"session_timeout_ms": 20_000})
+    second.poll(timeout_ms=10)
+    wait_for(lambda: _longest_s(first) or len(first.assignment()) == 1, "one is to go to the other")
+    for _ in range(10):
+        assert _longest_s(first) < 2
+        assert second.poll(timeout_ms=10) == []
+    assert "revoked" not in [kind for kind, _ in told.calls], "not before what was done is committed"
+    kept = next(iter(first.assignment())).partition
+    place.append(1, number=kept)
+    assert len(take(first, 1)) == 1, "the others are read on"
+    for gate in gates:
+        gate.set()
+
+    def moved() -> bool:
+        for each in (first, second):
+            each.poll(timeout_ms=20)
+        return len(second.assignment()) == 1
+
+    wait_for(moved, "the other has it")
+    if listened:
+        assert ("revoked", [1 - kept]) in told.calls
+    assert place.committed(1 - kept) == {0: 10}, "nothing is read twice"
+
+
+def _longest_s(consumer: Consumer) -> float:
+    began_s = time.monotonic()
+    consumer.poll(timeout_ms=20)
+    return time.monotonic() - began_s
+
+
+def _hold_commits(place: Place, number: int, gate: threading.Event) -> None:
+    """Commits of offsets to this partition are not answered before that."""
+    partition = place.cluster.partitions[TopicPartition("orders", number)]
+    answer = partition.call
+
+    async def call(call: Call, **options: Any) -> Any:
+        if isinstance(call, Commit) and call.offsets:
+            await asyncio.to_thread(gate.wait, 30)
+        return await answer(call, **options)
+
+    partition.call = call  # type: ignore[method-assign]
 
 
 @pytest.mark.parametrize(("group", "chosen"), [(None, None), (None, [P0]), ("billing", [P0])])
