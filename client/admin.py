@@ -53,7 +53,14 @@ from rayqueue.protocol.calls import (
     Position,
     Topics,
 )
-from rayqueue.protocol.topics import PartitionInfo, TopicInfo, TopicPartition, TopicSettings, check_name
+from rayqueue.protocol.topics import (
+    PartitionInfo,
+    TopicInfo,
+    TopicPartition,
+    TopicSettings,
+    check_name,
+    is_internal,
+)
 
 if TYPE_CHECKING:
     from rayqueue.client.connection import RayQueue
@@ -212,8 +219,10 @@ def _taken_back(rq: RayQueue, info: TopicInfo, error: TopicNotReadyError, made: 
     return TopicNotReadyError(f"{error}; {there}", **error.details)
 
 
-def topics(rq: RayQueue) -> list[TopicInfo]:
-    return sorted(_ask(rq, GetTopics()).topics, key=lambda info: info.name)
+def topics(rq: RayQueue, *, include_internal: bool) -> list[TopicInfo]:
+    found: Topics = _ask(rq, GetTopics())
+    shown = [info for info in found.topics if include_internal or not is_internal(info.name)]
+    return sorted(shown, key=lambda info: info.name)
 
 
 def topic(rq: RayQueue, name: str) -> TopicDescription:
@@ -368,7 +377,7 @@ def group(rq: RayQueue, name: str) -> GroupDescription:
         unknown, info = error, GroupInfo(name, 0, "", "empty", ())
     readers = {grant.topic_partition: member.member for member in info.members for grant in member.grants}
     wanted = {topic for member in info.members for topic in member.topics}
-    all_topics = topics(rq)
+    all_topics = topics(rq, include_internal=True)
     wanted_topics = [each for each in all_topics if not wanted or each.name in wanted]
     lags = rq.io.call(_lags(rq.routes, name, wanted_topics, readers))
     # Without members only the partitions tell which topics were read.

@@ -177,10 +177,14 @@ class RayQueue:
         if shared is not None:
             shared.let_go()
 
-    def shutdown(self) -> None:
-        """End the queue, for everybody: every replica in good order. The data stays; connect again to continue."""
+    @hinted
+    def shutdown(self, *, on_progress: Progress | None = None) -> None:
+        """End the queue, for everybody: every replica in good order. The data stays; connect again to continue.
+
+        ``on_progress`` is told how many replicas have been closed, of how many.
+        """
         _refuse_in_child()
-        stop_cluster(self.namespace)
+        stop_cluster(self.namespace, on_progress)
         _Shared.end_all(self.namespace)
         self.close()
 
@@ -223,9 +227,10 @@ class RayQueue:
         """
         return admin.create_topic(self, name, settings, if_missing=if_missing, wait=wait, on_progress=on_progress)
 
-    def topics(self) -> list[TopicInfo]:
-        """All topics, by name."""
-        return admin.topics(self)
+    @hinted
+    def topics(self, *, include_internal: bool = False) -> list[TopicInfo]:
+        """All topics, by name. Those that RayQueue has made for itself (the bridges' staging topics) if asked for."""
+        return admin.topics(self, include_internal=include_internal)
 
     def topic(self, name: str) -> admin.TopicDescription:
         """A topic as it is now: who leads, offsets and sizes of each partition."""

@@ -18,6 +18,8 @@ from ray.exceptions import RayError
 
 from rayqueue.actors.names import COORDINATOR_PREFIX, PREFIX
 from rayqueue.actors.nodes import found_actors
+from rayqueue.client.readiness import Progress
+from rayqueue.client.waiting import telling
 from rayqueue.errors import RayQueueError
 
 _log = logging.getLogger(__name__)
@@ -26,30 +28,60 @@ _CLOSE_TIMEOUT_S = 15.0
 _LOOK_AGAIN_S = 0.02
 
 
-def stop_cluster(namespace: str) -> None:
-    """Every actor of this namespace's RayQueue ends. The data stays."""
-    names = sorted(name for name in found_actors(namespace) if name.startswith(PREFIX))
-    coordinators = [name for name in names if name.startswith(COORDINATOR_PREFIX)]
-    _stop(coordinators, namespace)
-    # What the coordinators started in their last moments is found now.
-    _stop(sorted(name for name in found_actors(namespace) if name.startswith(PREFIX)), namespace)
+def stop_cluster(namespace: str, on_progress: Progress | None = None) -> None:
+    """Every actor of this namespace's RayQueue ends. The data stays. ``on_progress`` is told how many have been closed,
+    of how many."""
+    told = _Closed(_ours(namespace), on_progress)
+    with telling(lambda: f"waiting for replicas to close: {told.count} of {told.total} have"):
+        _stop([name for name in _ours(namespace) if name.startswith(COORDINATOR_PREFIX)], namespace, told)
+        # What the coordinators started in their last moments is found now.
+        _stop(_ours(namespace), namespace, told)
 
 
-def _stop(names: Iterable[str], namespace: str) -> None:
+def _ours(namespace: str) -> list[str]:
+    return sorted(name for name in found_actors(namespace) if name.startswith(PREFIX))
+
+
+class _Closed:
+    """How many have been, of those that were to be."""
+
+    def __init__(self, names: Iterable[str], on_progress: Progress | None) -> None:
+        self._names = set(names)
+        self._closed: set[str] = set()
+        self._on_progress = on_progress
+
+    @property
+    def count(self) -> int:
+        return len(self._closed)
+
+    @property
+    def total(self) -> int:
+        return len(self._names)
+
+    def add(self, name: str) -> None:
+        self._names.add(name)
+        self._closed.add(name)
+        if self._on_progress is not None:
+            self._on_progress(self.count, self.total)
+
+
+def _stop(names: Iterable[str], namespace: str, told: _Closed) -> None:
     handles = {name: handle for name in names if (handle := _find(name, namespace)) is not None}
     closing: dict[Any, str] = {}
     for name, handle in handles.items():
         if hasattr(handle, "close"):
             closing[handle.close.remote()] = name
-    if closing:
-        ended, late = ray.wait(list(closing), num_returns=len(closing), timeout=_CLOSE_TIMEOUT_S)
-        for ref in late:
-            _log.warning("%s was not closed in time", closing[ref])
-        for ref in ended:
+    deadline_s = time.monotonic() + _CLOSE_TIMEOUT_S
+    while closing and time.monotonic() < deadline_s:
+        for ref in ray.wait(list(closing), timeout=max(0.0, deadline_s - time.monotonic()))[0]:
+            name = closing.pop(ref)
             try:
                 ray.get(ref)
             except (RayError, RayQueueError) as error:
-                _log.info("%s was not closed in good order: %s", closing[ref], error)
+                _log.info("%s was not closed in good order: %s", name, error)
+            told.add(name)
+    for name in closing.values():
+        _log.warning("%s was not closed in time", name)
     for handle in handles.values():
         ray.kill(handle, no_restart=True)
     deadline_s = time.monotonic() + _CLOSE_TIMEOUT_S

@@ -18,7 +18,8 @@ from rayqueue.errors import RayQueueError, StorageError, TopicNotReadyError
 from rayqueue.protocol.topics import PartitionInfo, TopicInfo, TopicPartition
 
 Progress = Callable[[int, int], None]
-"""Told how many partitions have a leader, of how many. Called in another thread than the caller's."""
+"""Told how many partitions have a leader, or replicas have been closed, of how many. It may be called in another thread
+than the caller's."""
 
 Statuses = Callable[[], Awaitable[Mapping[tuple[str, str], Any]]]
 """What each replica of the topic says of itself, by Raft group and id: a ``Status``, or why there is none."""

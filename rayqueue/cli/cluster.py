@@ -13,6 +13,7 @@ from rayqueue.cli.common import (
     DataDir,
     Namespace,
     Overrides,
+    ShowAll,
     add,
     connected,
     console,
@@ -22,9 +23,12 @@ from rayqueue.cli.common import (
     spinner,
     table,
 )
+from rayqueue.cli.groups import described as groups_now
 from rayqueue.cli.groups import groups_table
+from rayqueue.cli.topics import described as topics_now
 from rayqueue.cli.topics import sharing_of, topics_table, troubles_of
 from rayqueue.errors import ClusterNotFoundError, NotLeaderError, OutcomeUnknownError
+from rayqueue.protocol.topics import is_internal
 
 _DASHBOARD_PORT = 8265
 _EXIT_CODES = {"well": 0, "impaired": 1, "down": 2}
@@ -71,13 +75,13 @@ def up(
 def down(
     address: Address = None, data_dir: DataDir = None, namespace: Namespace = None, as_json: AsJson = False
 ) -> None:
-    """Stop RayQueue in good order, and the Ray that `rayqueue up` started. The data stays."""
+    """Stop RayQueue, and the Ray that `rayqueue up` started. In good order: the data stays."""
     settings = settings_of(data_dir, namespace)
     head = ray_head.find(settings)
     stopped = False
     try:
-        with connected(address, data_dir, namespace) as rq, spinner("stopping RayQueue"):
-            rq.shutdown()
+        with connected(address, data_dir, namespace) as rq, spinner("stopping RayQueue") as doing:
+            rq.shutdown(on_progress=lambda ended, total: doing.update(f"stopping replicas, {ended} of {total} have"))
             stopped = True
     except ClusterNotFoundError:
         if head is None:
@@ -92,9 +96,13 @@ def down(
 
 
 def status(
-    address: Address = None, data_dir: DataDir = None, namespace: Namespace = None, as_json: AsJson = False
+    show_all: ShowAll = False,
+    address: Address = None,
+    data_dir: DataDir = None,
+    namespace: Namespace = None,
+    as_json: AsJson = False,
 ) -> None:
-    """Is all well? Brokers, topics, partitions without a leader, groups that lag.
+    """Whether all is well: brokers, topics, leaders, groups.
 
     Exit codes: 0 all is well, 1 impaired (it works, and somebody should look), 2 down: no queue runs, or a partition
     has no leader.
@@ -102,8 +110,8 @@ def status(
     try:
         with connected(address, data_dir, namespace) as rq:
             info = rq.cluster()
-            topics = [rq.topic(each.name) for each in rq.topics()]
-            groups = [rq.group(each.group) for each in rq.groups()]
+            topics = topics_now(rq, include_internal=True)
+            groups = groups_now(rq)
     except (ClusterNotFoundError, NotLeaderError, OutcomeUnknownError) as error:
         if as_json:
             print_json({"state": "down", "why": str(error), "troubles": [str(error)]})
@@ -118,6 +126,8 @@ def status(
     notes = [note for _, told in sharing for note in told]
     led = all(partition.leader is not None for topic in topics for partition in topic.partitions)
     state = "down" if not led else "impaired" if troubles else "well"
+    # What is troubled is shown, whosever it is: it counts.
+    topics = [each for each in topics if show_all or not is_internal(each.name) or any(troubles_of(each))]
     if as_json:
         facts = {"cluster": info, "topics": topics, "groups": groups}
         print_json({"state": state, "troubles": troubles, "notes": notes, **facts})

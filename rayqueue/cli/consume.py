@@ -101,14 +101,15 @@ def _consumer(rq: RayQueue, topic: str, group: str | None, begin: str, partition
 
 
 def _place(consumer: Consumer, offset: int | None, since_ms: int | None) -> None:
+    """Behind the end there is nothing: who asks for more than a partition has gets what comes, not all of it."""
     if since_ms is not None:
         consumer.seek_to_time(since_ms)
     if offset is None:
         return
-    if offset < 0:
-        consumer.seek_to_end()
+    consumer.seek_to_end()
     for each in consumer.assignment():
-        consumer.seek(each, offset if offset >= 0 else max(0, consumer.position(each) + offset))
+        end = consumer.position(each)
+        consumer.seek(each, min(offset, end) if offset >= 0 else max(0, end + offset))
 
 
 def _write_all(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -15,6 +16,7 @@ from rayqueue.errors import InvalidInputError, UnknownGroupError
 
 if TYPE_CHECKING:
     from rayqueue.client.admin import GroupDescription
+    from rayqueue.client.connection import RayQueue
     from rayqueue.client.group_reset import GroupReset
 
 app = typer.Typer(help="Consumer groups: list, describe, reset, delete.", no_args_is_help=True, rich_markup_mode=None)
@@ -28,7 +30,7 @@ def list_groups(
 ) -> None:
     """All groups, and how far they are behind."""
     with connected(address, data_dir, namespace) as rq:
-        groups = [rq.group(each.group) for each in rq.groups()]
+        groups = described(rq)
     if as_json:
         print_json(groups)
     elif groups:
@@ -141,6 +143,15 @@ def delete(
         print_json({"deleted": name})
     else:
         console().print(f"{name} is forgotten", style="green")
+
+
+def described(rq: RayQueue) -> list[GroupDescription]:
+    """As they are now. One that is deleted meanwhile is not among them."""
+    found: list[GroupDescription] = []
+    for each in rq.groups():
+        with suppress(UnknownGroupError):
+            found.append(rq.group(each.group))
+    return found
 
 
 def groups_table(groups: Sequence[GroupDescription]) -> Table:

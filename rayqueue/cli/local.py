@@ -59,7 +59,7 @@ def demo(
     svg: Annotated[Path | None, typer.Option(help="Save a picture of the demo to this file.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Producers and a consumer group in Ray tasks; leaders are killed, no record is lost. Starts its own Ray."""
+    """Records on their way while leaders are killed: none is lost. In tasks of a Ray of its own."""
     from rayqueue.demo import Plan, run
 
     plan = Plan(records=records, partitions=partitions, kills=kills, seconds=seconds)

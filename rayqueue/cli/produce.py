@@ -151,7 +151,7 @@ def produce(
     namespace: Namespace = None,
     as_json: AsJson = False,
 ) -> None:
-    """Send records as they are read, and wait until all are acknowledged. Ctrl-C ends reading, and loses nothing."""
+    """Send records as they are read. Waits until all are acknowledged; Ctrl-C ends reading, and loses nothing."""
     if key is not None and key_separator is not None:
         raise InvalidInputError("--key gives all records one key, --key-separator each its own: name one of them")
     form = Form(

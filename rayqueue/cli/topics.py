@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -14,6 +15,7 @@ from rayqueue.cli.common import (
     AsJson,
     DataDir,
     Namespace,
+    ShowAll,
     add,
     connected,
     console,
@@ -27,6 +29,7 @@ from rayqueue.errors import InvalidInputError, UnknownTopicError
 
 if TYPE_CHECKING:
     from rayqueue.client.admin import PartitionDescription, TopicDescription
+    from rayqueue.client.connection import RayQueue
 
 app = typer.Typer(help="Topics: create, list, describe, alter, delete.", no_args_is_help=True, rich_markup_mode=None)
 
@@ -97,11 +100,15 @@ def create(
 
 @app.command("list")
 def list_topics(
-    address: Address = None, data_dir: DataDir = None, namespace: Namespace = None, as_json: AsJson = False
+    show_all: ShowAll = False,
+    address: Address = None,
+    data_dir: DataDir = None,
+    namespace: Namespace = None,
+    as_json: AsJson = False,
 ) -> None:
     """All topics, their size and their leaders' health."""
     with connected(address, data_dir, namespace) as rq:
-        topics = [rq.topic(each.name) for each in rq.topics()]
+        topics = described(rq, include_internal=show_all)
     if as_json:
         print_json(topics)
     elif topics:
@@ -194,6 +201,15 @@ def delete(
 
 
 # -- shared with `rayqueue status` --------------------------------------------------------------
+
+
+def described(rq: RayQueue, *, include_internal: bool) -> list[TopicDescription]:
+    """As they are now. One that is deleted meanwhile is not among them."""
+    found: list[TopicDescription] = []
+    for each in rq.topics(include_internal=include_internal):
+        with suppress(UnknownTopicError):
+            found.append(rq.topic(each.name))
+    return found
 
 
 def topics_table(topics: Sequence[TopicDescription]) -> Table:

@@ -30,7 +30,7 @@ class Leader(NamedTuple):
 
 def leader_of(rq: RayQueue, topic: str, partition: int = 0) -> Leader:
     """``NotLeaderError`` if nobody leads right now."""
-    infos = {info.name: info for info in rq.topics()}
+    infos = {info.name: info for info in rq.topics(include_internal=True)}
     places = {each.number: each for each in infos[topic].partitions} if topic in infos else {}
     if partition not in places:
         raise UnknownPartitionError(f"there is no partition {topic}-{partition}", topic=topic, partition=partition)

@@ -141,6 +141,66 @@ def test_a_group_goes_on_behind_what_its_reader_took(shell: Shell) -> None:
     assert int(rest[0][:6]) < 1000  # less than the first poll, which the pipe did not take as a whole
 
 
+def test_a_topic_that_is_there_is_taken_or_what_differs_is_told(shell: Shell) -> None:
+    for _ in range(2):
+        shell("topics", "create", "twice", "--replication", "1", "--if-missing")
+    told = shell("topics", "create", "twice", "--partitions", "3", "--retention-ms", "5", "--if-missing", code=1)
+    assert "partitions is 1, not 3" in told
+    assert "retention_ms is None, not 5" in told
+    assert "already" in shell("topics", "create", "twice", code=1)
+
+
+def test_a_group_is_moved(shell: Shell) -> None:
+    shell("topics", "create", "moved", "--replication", "1", "--partitions", "2")
+    for partition in ("0", "1"):
+        shell("produce", "moved", "--partition", partition, stdin=b"a\nb\nc\n")
+    assert len(shell("consume", "moved", "--group", "mover").splitlines()) == 6
+
+    def positions() -> list[int]:
+        (group,) = [each for each in json.loads(shell("groups", "list", "--json")) if each["group"] == "mover"]
+        return [each["committed"]["0"] for each in group["partitions"]]
+
+    dry = shell("groups", "reset", "mover", "--by", "-2")
+    assert "moved-0" in dry
+    assert "nothing was changed" in dry
+    assert positions() == [3, 3]
+    said = json.loads(
+        shell("groups", "reset", "mover", "--topic", "moved", "--partition", "1", "--to-offset", "9", "--json")
+    )
+    assert (said["executed"], said["positions"][0]["after"]) == (False, {"0": 3})
+    assert "no offset 9" in said["positions"][0]["note"]
+    assert "2 positions of mover were moved" in shell("groups", "reset", "mover", "--by", "-2", "--execute")
+    assert positions() == [1, 1]
+    assert sorted(shell("consume", "moved", "--group", "mover").splitlines()) == ["b", "b", "c", "c"]
+    shell("groups", "reset", "mover", "--to-time", "-1h", "--topic", "moved", "--partition", "0", "--execute")
+    assert positions() == [0, 3]
+
+    reader = shell.begin("consume", "moved", "--group", "mover", "--follow")
+    assert reader.stdout is not None
+    assert [_line(reader.stdout) for _ in range(3)] == [b"a\n", b"b\n", b"c\n"]
+    for options in ((), ("--execute",)):
+        assert "stop its consumers first" in shell("groups", "reset", "mover", "--to-earliest", *options, code=1)
+    reader.send_signal(signal.SIGINT)
+    assert reader.wait(60) == 0
+    assert "there is no offset" not in shell("groups", "reset", "mover", "--to-latest", "--execute")
+    assert "name a topic" in shell("groups", "reset", "nobody", "--to-latest", code=1)
+
+
+def test_what_is_internal_is_shown_if_asked_for(shell: Shell) -> None:
+    shell("topics", "create", "bridge-staging", "--replication", "1")
+    shell("topics", "create", "visible", "--replication", "1")
+
+    def names(*arguments: str) -> set[str]:
+        facts = json.loads(shell(*arguments, "--json"))
+        return {each["name"] for each in (facts if isinstance(facts, list) else facts["topics"])}
+
+    for command in (("topics", "list"), ("status",)):
+        assert "visible" in names(*command)
+        assert "bridge-staging" not in names(*command)
+        assert names(*command, "--all") == names(*command) | {"bridge-staging"}
+    assert shell("consume", "visible", "--offset", "7", "--wait-ms", "300") == ""
+
+
 def _line(stream: IO[bytes]) -> bytes:
     """The next line; the test's own time limit ends a wait in vain."""
     began_s = time.monotonic()

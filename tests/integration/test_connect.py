@@ -226,7 +226,9 @@ def test_the_queue_outlives_its_drivers_of_whom_one_started_it_and_shutdown_keep
     assert told == [before.cluster_id] * 2
     assert names(left) == ["left"]
     assert left.topic("left").partitions[0].leader == "b1"
-    left.shutdown()
+    closed: list[tuple[int, int]] = []
+    left.shutdown(on_progress=lambda count, total: closed.append((count, total)))
+    assert closed == [(1, 2), (2, 2)], "the coordinator, then the replica"
     assert found_actors("left") == set()
     with pytest.raises(ClusterNotFoundError):
         rayqueue.connect(namespace="left", create=False)

@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
 from typer.testing import CliRunner
 
 from rayqueue import __version__
 from rayqueue.cli import app
-from rayqueue.errors import ConfigError
+from rayqueue.errors import ConfigError, InvalidInputError
 
 runner = CliRunner()
 
@@ -28,6 +30,43 @@ def test_version() -> None:
     assert told["rayqueue"] == __version__
     assert told["pysyncobj"] == "0.3.17"
     assert f"rayqueue {__version__}" in runner.invoke(app, ["version"]).output
+
+
+def test_help_is_whole_on_a_narrow_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither the names of options nor the sentences about commands are cut at 80 columns."""
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("TERMINAL_WIDTH", "80")
+    pages = 0
+
+    def look(command: Any, words: list[str]) -> None:
+        nonlocal pages
+        told = runner.invoke(app, [*words, "--help"]).output
+        lines = [line for line in told.splitlines() if not line.startswith("Usage: ")]
+        assert not [line for line in lines if len(line) > 80 or line.endswith("...") or "…" in line], words
+        for option in (name for each in command.params for name in each.opts if name.startswith("--")):
+            assert option in told
+        pages += 1
+        for name, below in getattr(command, "commands", {}).items():
+            look(below, [*words, name])
+
+    look(typer.main.get_command(app), [])
+    assert pages > 15
+    assert "--install-completion" in runner.invoke(app, ["--help"]).output
+    assert runner.invoke(app, ["--version"]).output == f"rayqueue {__version__}\n"
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        ([], "name one of"),
+        (["--to-earliest", "--by", "3"], "name one of"),
+        (["--to-latest", "--partition", "1"], "give --topic"),
+        (["--to-time", "soon"], "no time"),
+    ],
+)
+def test_a_reset_says_what_is_missing_before_it_connects(wrong: list[str], told: str) -> None:
+    with pytest.raises(InvalidInputError, match=told):
+        runner.invoke(app, ["groups", "reset", "g", *wrong], catch_exceptions=False)
 
 
 def test_config_tells_each_source(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from rayqueue.bridge.staging import SHARED
 from rayqueue.cli.topics import sharing_of
 from rayqueue.client import admin
 from rayqueue.client.admin import TopicDescription, _described, _topic_settings
 from rayqueue.client.io import IoThread
+from rayqueue.data.sink import _STAGING
 from rayqueue.errors import InvalidInputError, StoreMissingError, TopicDiffersError
 from rayqueue.ids import GroupId, Index, NodeId, Offset, Term
 from rayqueue.protocol.calls import CreateTopic
 from rayqueue.protocol.topics import PartitionInfo, ReplicaInfo, TopicInfo, TopicSettings
 from rayqueue.replica import Status
+from rayqueue.spark.writer import staging_of
 from tests.unit.small_cluster import Connected, SmallCluster, quick_settings
 
 GROUP = "orders-0.1"
@@ -142,6 +146,28 @@ def _race(cluster: SmallCluster, rq: Any, name: str, theirs: dict[str, Any], our
 
     cluster.handle = overtaken  # type: ignore[method-assign]
     return admin.create_topic(rq, name, ours, if_missing=True, wait=False, on_progress=None)
+
+
+def test_what_the_bridges_make_for_themselves_is_listed_only_if_asked_for(tmp_path: Path) -> None:
+    io = IoThread()
+    options: Any = SimpleNamespace(writer=None)
+    staging = [SHARED, f"{_STAGING}nightly", staging_of(options, "query")]
+
+    async def made() -> SmallCluster:
+        cluster = SmallCluster()
+        for name in ("orders", *staging):
+            await cluster.create(name)
+        return cluster
+
+    cluster = io.call(made())
+    rq: Any = Connected(io, cluster.process(), quick_settings(tmp_path))
+    try:
+        assert [info.name for info in admin.topics(rq, include_internal=False)] == ["orders"]
+        every = [info.name for info in admin.topics(rq, include_internal=True)]
+        assert every == sorted(["orders", *staging])
+    finally:
+        io.loop.call_soon_threadsafe(cluster.close)
+        io.close()
 
 
 def test_settings_are_checked_before_anything_is_sent() -> None:

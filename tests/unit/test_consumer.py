@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from rayqueue.cli.consume import _place as begin_at
 from rayqueue.errors import (
     ClosedError,
     InvalidInputError,
@@ -25,6 +26,19 @@ from tests.unit.consumer_place import P0, Place, Told, place, take
 from tests.unit.small_cluster import LocalPartition
 
 __all__ = ["place"]
+
+
+@pytest.mark.parametrize(
+    ("offset", "first"), [(3, {0: 3, 1: 3}), (9, {0: 9}), (50, {}), (-2, {0: 8, 1: 3}), (-50, {0: 0, 1: 0})]
+)
+def test_the_command_begins_at_an_offset_and_never_before_it(place: Place, offset: int, first: dict[int, int]) -> None:
+    """Of a partition that has fewer records nothing is shown, rather than all of it."""
+    place.append(10)
+    place.append(5, number=1)
+    consumer = place.consumer(None)
+    begin_at(consumer, offset, None)
+    found = take(consumer, len(first)) + consumer.poll(timeout_ms=300)
+    assert {record.partition: record.offset for record in reversed(found)} == first
 
 
 def test_what_an_earlier_poll_gave_is_committed_by_itself(place: Place) -> None:
