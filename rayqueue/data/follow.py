@@ -22,7 +22,7 @@ from rayqueue.bridge.places import EARLIEST, Places, parse_places
 from rayqueue.bridge.ranges import Range, clip, share
 from rayqueue.bridge.scan import ScanSettings
 from rayqueue.client.connection import RayQueue
-from rayqueue.data.plan import Plan, PlannedPart
+from rayqueue.data.plan import Plan, PlannedPart, place_of, was_here
 from rayqueue.data.source import PlaceIn, dataset_of
 from rayqueue.errors import InvalidInputError
 from rayqueue.protocol.calls import Bounds
@@ -147,14 +147,15 @@ class _Follower:
         bounds = self._lookup.bounds(_partitions(infos))
         fresh = {each: bounds[each] for each in bounds if each not in self._reached}
         if fresh:
-            # A partition that is there now and was not when this run began is new: all of it is to be read.
-            begin = Places(EARLIEST) if self._reached else self._start
-            places = self._lookup.resolve(begin, fresh)
             positions = self._lookup.positions(self._group, fresh)
-            for each, place in places.items():
-                position = positions[each]
-                known = None if position is None or not position.offsets else min(position.offsets.values())
-                self._reached[each] = place if known is None else known
+            known = {each: place_of(position) for each, position in positions.items()}
+            # A partition without a place beside others that have one is younger than they: all of it is to be read.
+            old = {name for name in infos if self._reached or was_here(name, positions)}
+            began = self._lookup.resolve(self._start, {each: fresh[each] for each in fresh if each.topic not in old})
+            grown = self._lookup.resolve(Places(EARLIEST), {each: fresh[each] for each in fresh if each.topic in old})
+            begin = {each: place for each, place in {**began, **grown}.items() if known[each] is None}
+            self.plan.begin(self._lookup, begin, infos)
+            self._reached |= begin | {each: place for each, place in known.items() if place is not None}
         return bounds
 
     def _next(self, max_records: int | None) -> list[Range]:

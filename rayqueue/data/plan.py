@@ -101,6 +101,14 @@ class Plan:
         self._following = home.following
         return [self._part(each, notes, infos, fail_on_data_loss=fail_on_data_loss) for each in home.parts]
 
+    def begin(self, lookup: Lookup, places: Mapping[TopicPartition, int], infos: Mapping[str, TopicInfo]) -> None:
+        """Now is when these partitions begin to be followed. Else a later run would begin later where nothing came
+        before, and miss what has come since. The first partition of a topic is last, and says that all have begun."""
+        for first in (False, True):
+            chosen = {each: offset for each, offset in places.items() if (each.partition == 0) is first}
+            lookup.commit(self._group, chosen, {name: info.settings.lanes for name, info in infos.items()})
+        self._places.update(places)
+
     def renew(self, lookup: Lookup) -> None:
         """Use all positions. One that is not used for long expires, and a partition may have nothing new for long."""
         lookup.ask({each: Commit(group=self._group, generation=0, offsets={}) for each in self._places})
@@ -201,6 +209,20 @@ class Plan:
         if self._home is None:
             raise InvalidInputError("the plan was not loaded")
         return self._home
+
+
+def was_here(topic: str, positions: Mapping[TopicPartition, Position | None]) -> bool:
+    """Whether this topic has been followed before: all of it has begun, or a part of it was planned."""
+    found = {each: position for each, position in positions.items() if each.topic == topic and position is not None}
+    return any(position.metadata or (each.partition == 0 and position.offsets) for each, position in found.items())
+
+
+def place_of(position: Position | None) -> int | None:
+    """Where to go on; None if it has not begun. What was planned and never committed by an earlier release begins at
+    its first slice."""
+    if position is not None and position.offsets:
+        return min(position.offsets.values())
+    return min((each.start for each in note_of(position).slices), default=None)
 
 
 def note_of(position: Position | None) -> Note:

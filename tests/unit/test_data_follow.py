@@ -17,7 +17,9 @@ pytest.importorskip("pandas", reason="Ray Data needs pandas: scripts/setup insta
 
 from ray.data.datasource import WriteResult
 
-from rayqueue.bridge.places import EARLIEST, Places
+from rayqueue.bridge.lookup import Lookup
+from rayqueue.bridge.places import EARLIEST, LATEST, Places
+from rayqueue.bridge.ranges import Range
 from rayqueue.bridge.scan import ScanSettings, read
 from rayqueue.bridge.staging import StageWriter
 from rayqueue.data import follow, sink
@@ -68,6 +70,95 @@ def test_parts_follow_each_other(queue: Any) -> None:
     queue.add_partition("t")
     queue.append("t", 2, b"new")
     assert told(first.wait(None, 0)) == (2, [("t", 2, 0, 1)])
+
+
+LATEST_RUNS = [None, "nothing came", "one partition", "planned, not committed"]
+
+
+@pytest.mark.parametrize("first_run", LATEST_RUNS)
+@pytest.mark.parametrize("pinned", [False, True])
+def test_from_the_latest_is_from_where_the_first_run_began(queue: Any, first_run: str | None, pinned: bool) -> None:
+    def run() -> _Follower:
+        made = _Follower(queue, ["t"], "g", Places(LATEST), True)
+        if pinned:
+            made.pin()
+        return made
+
+    for number in (0, 1):
+        queue.append("t", number, *[b"before"] * 3)
+    seen: list[Any] = []
+    if first_run is not None:
+        first = run()
+        assert first.wait(None, 0) is None, "what was there before is not meant"
+        if first_run != "nothing came":
+            queue.append("t", 0, b"x", b"x")
+            part = first.wait(None, 0)
+            assert part is not None
+            assert told(part) == (0, [("t", 0, 3, 5)])
+            if first_run == "one partition":
+                first.plan.commit(part)
+                seen.append(part)
+        queue.append("t", 0, b"between")
+        queue.append("t", 1, b"between")
+        queue.add_partition("t")
+        queue.append("t", 2, b"new")
+    second = run()
+    while (part := second.wait(None, 0)) is not None:
+        seen.append(part)
+    ranges = sorted((each.partition, each.start, each.end) for part in seen for each in part.ranges)
+    wanted = [] if first_run is None else [(0, 3, 4), (1, 3, 4), (2, 0, 1)]
+    if first_run in ("one partition", "planned, not committed"):
+        wanted = [(0, 3, 5), (0, 5, 6), (1, 3, 4), (2, 0, 1)]
+    assert ranges == wanted
+
+
+def test_a_first_run_that_dies_while_it_begins_is_one_that_has_not_begun(queue: Any) -> None:
+    """Wherever it dies, the next one reads what came since it began, and nothing of before its own beginning twice."""
+    for at in range(1, 30):
+        queue = MemoryQueue()
+        queue.create_topic("t", partitions=3)
+        for number in range(3):
+            queue.append("t", number, *[b"before"] * 3)
+        queue.kill_at = (at, True)
+        try:
+            _Follower(queue, ["t"], "g", Places(LATEST), True).wait(None, 0)
+        except Killed:
+            queue.revive()
+        else:
+            break
+        again = _Follower(queue, ["t"], "g", Places(LATEST), True)
+        assert again.wait(None, 0) is None, f"killed at {at}: nothing of before"
+        for number in range(3):
+            queue.append("t", number, b"since")
+        assert told(_Follower(queue, ["t"], "g", Places(LATEST), True).wait(None, 0)) == (
+            0,
+            [("t", number, 3, 4) for number in range(3)],
+        )
+    assert at > 5
+
+
+def test_a_plan_of_an_earlier_release_misses_nothing(queue: Any) -> None:
+    """It has no place where nothing was committed: a part that was planned begins at its slice."""
+    queue.append("t", 0, *[b"x"] * 4)
+    lookup = Lookup(queue)
+    old = _Follower(queue, ["t"], "g", Places(LATEST), True)
+    old.plan.load(lookup, lookup.topics(["t"]), fail_on_data_loss=True)
+    old.plan.add(lookup, [Range("t", 1, 0, 1, 3)])
+    queue.append("t", 0, b"since")
+    queue.append("t", 1, b"since")
+    run = _Follower(queue, ["t"], "g", Places(LATEST), True)
+    assert told(run.wait(None, 0)) == (0, [("t", 0, 1, 3)])
+    assert told(run.wait(None, 0)) == (1, [("t", 0, 3, 5), ("t", 1, 0, 1)])
+
+
+def test_a_topic_that_is_followed_later_begins_where_it_is_told(queue: Any) -> None:
+    assert _Follower(queue, ["t"], "g", Places(LATEST), True).wait(None, 0) is None
+    queue.create_topic("u")
+    queue.append("u", 0, b"before")
+    both = _Follower(queue, ["t", "u"], "g", Places(LATEST), True)
+    assert both.wait(None, 0) is None
+    queue.append("u", 0, b"since")
+    assert told(both.wait(None, 0)) == (0, [("u", 0, 1, 2)])
 
 
 def test_a_part_that_is_not_committed_comes_again_as_it_was(queue: Any) -> None:
