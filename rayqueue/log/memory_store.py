@@ -127,6 +127,11 @@ class MemoryDisk:
         """A full disk: so many bytes of entries fit, and ``reserve_bytes`` more of small ones."""
         self.reserve_bytes = _RESERVE_BYTES
 
+    def make_tables(self, schema: Schema) -> None:
+        """Those that are not there yet."""
+        for table in schema.tables:
+            self.tables.setdefault(table, SortedRows())
+
     def copy(self) -> MemoryDisk:
         """An image of its own, for a test."""
         twin = self.next_version()
@@ -314,8 +319,7 @@ class MemoryStore(BufferedStore):
         super().__init__(
             group_id, node_id, schema, Wal(self.disk.wal), cache_bytes=cache_bytes, wal_record_bytes=wal_record_bytes
         )
-        for table in schema.tables:
-            self.disk.tables.setdefault(table, SortedRows())
+        self.disk.make_tables(schema)
         self._snapshots = threading.Lock()
         self._wanted_bytes = 0
         self._damaged = self.disk.damaged

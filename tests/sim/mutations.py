@@ -147,7 +147,7 @@ def _wiped_under_the_old_id(world: World, node: SimNode) -> None:
     world.clock.after(world.rng.uniform(0.01, 1), lambda: world.restart(node))
 
 
-def _nothing_to_replay(wal: Wal, base: int) -> Iterator[list[Op]]:
+def _nothing_to_replay(wal: Wal, base: int, tables: Any) -> Iterator[list[Op]]:
     wal.restart(base)
     return iter(())
 
@@ -211,6 +211,7 @@ class LyingStore(MemoryStore):
         self.image = disk.copy()
         self.cached: list[Callable[[], None]] = []
         super().__init__(*arguments, **keywords)
+        self.image.make_tables(self._schema)
 
     def _keep(self, ops: Sequence[Op]) -> bool:
         kept = super()._keep(ops)
