@@ -17,7 +17,7 @@ from __future__ import annotations
 import json
 import tarfile
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple
@@ -172,8 +172,28 @@ def _raft_contents(store: LmdbStore) -> dict[str, Any]:
 
 def _plain(contents: dict[str, Any]) -> dict[str, Any]:
     """As it is after a way through a file."""
-    plain: dict[str, Any] = json.loads(msgspec.json.encode(contents, enc_hook=dict))
+    plain: dict[str, Any] = json.loads(msgspec.json.encode(_named(contents)))
     return plain
+
+
+def _named(value: Any) -> Any:
+    """With its fields' names, so that one that a later release adds can be told from a value."""
+    if isinstance(value, msgspec.Struct):
+        return {name: _named(getattr(value, name)) for name in value.__struct_fields__}
+    if isinstance(value, Mapping):
+        return {str(key): _named(each) for key, each in value.items()}
+    return [_named(each) for each in value] if isinstance(value, list | tuple) else value
+
+
+def has_all(found: Any, written: Any) -> bool:
+    """Whether everything that was written is found. What has fields may have more of them by now."""
+    if isinstance(written, dict):
+        return isinstance(found, dict) and all(
+            name in found and has_all(found[name], written[name]) for name in written
+        )
+    if isinstance(written, list):
+        return isinstance(found, list) and len(found) == len(written) and all(map(has_all, found, written))
+    return bool(found == written)
 
 
 def read_contents(folder: Path) -> dict[str, Any]:

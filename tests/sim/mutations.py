@@ -483,7 +483,7 @@ MUTATIONS = (
 LYING_DISK = _breaks(
     Invariant.LEADER_COMPLETENESS,
     Invariant.ON_A_MAJORITY,
-    also=(Invariant.OPENS, Invariant.ONE_LOG, Invariant.SAME_STATE, Invariant.PROGRESS),
+    also=(Invariant.OPENS, Invariant.ONE_LOG, Invariant.SAME_STATE, Invariant.READS, Invariant.PROGRESS),
 )
 
 
