@@ -121,7 +121,8 @@ class MemberActor(Generic[ReplicaT]):
         """
         topic, partition = topic_partition(self._spec.group_id)
         who = f"{topic}-{partition} {self._spec.node_id}" if partition else f"{topic} {self._spec.node_id}"
-        return f"{who}: {self._started}" if isinstance(self._started, RayQueueError) else f"{who} on {self._spec.host}"
+        started = getattr(self, "_started", None)  # Ray also asks when __init__ has failed
+        return f"{who}: {started}" if isinstance(started, RayQueueError) else f"{who} on {self._spec.host}"
 
     def _start(self) -> ReplicaT:
         """Run the replica on its data. For the subclass."""

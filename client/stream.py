@@ -88,7 +88,7 @@ _CONGESTED_S = 0.002
 _ROOM_WAIT_MS = 5000
 """How long the leader of a full partition is asked to wait for room before it answers. Then it is asked again."""
 
-_NOT_WRITTEN = (NotLeaderError, ReplicaClosedError, QueueFullError, ProducerError, InvalidInputError)
+_NOT_WRITTEN = (NotLeaderError, ReplicaClosedError, QueueFullError, DiskFullError, ProducerError, InvalidInputError)
 """Errors that say for sure that this attempt has written nothing."""
 
 KINDS = {"all": Kind.APPEND, "leader": Kind.APPEND_LEADER, "none": Kind.APPEND_UNACKED}

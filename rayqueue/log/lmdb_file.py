@@ -74,7 +74,8 @@ class DirectoryLock:
     """Exclusive use of a directory, until released or until the process is gone."""
 
     def __init__(self, directory: Path) -> None:
-        self._file = open(directory / LOCK_FILE, "ab", opener=opener)  # noqa: SIM115  # held as long as the store
+        # Without a buffer: what does not fit on a full disk would come up again when the file is closed.
+        self._file = open(directory / LOCK_FILE, "ab", buffering=0, opener=opener)  # noqa: SIM115  # held as long as the store
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -86,7 +87,6 @@ class DirectoryLock:
         with suppress(OSError):  # for people; the lock itself needs no space on the disk
             self._file.truncate(0)
             self._file.write(f"{os.getpid()} {os.uname().nodename}".encode())
-            self._file.flush()
 
     def release(self) -> None:
         self._file.close()

@@ -190,3 +190,22 @@ def test_a_directory_in_use_names_the_process_and_one_that_was_killed_is_free(tm
     DirectoryLock(replica).release()
     (replica / "LOCK").write_bytes(b"\xff" * 10)  # it says nothing; nor does it count
     refuse_used(tmp_path, "here")
+
+
+_LOCKS = """
+import resource, sys
+from pathlib import Path
+from rayqueue.errors import StorageError
+from rayqueue.log.lmdb_file import DirectoryLock
+resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))  # no byte can be written to any file, as on a full disk
+lock = DirectoryLock(Path(sys.argv[1]))
+try:
+    DirectoryLock(Path(sys.argv[1]))
+except StorageError as error:
+    assert "in use" in str(error)
+lock.release()  # raised the error of its note
+"""
+
+
+def test_a_lock_needs_no_space_on_the_disk(tmp_path: Path) -> None:
+    subprocess.run([sys.executable, "-c", _LOCKS, tmp_path], check=True, timeout=60)

@@ -14,6 +14,7 @@ from rayqueue.client.delivery import CallbackThread, Deliveries, Delivery, Part
 from rayqueue.errors import (
     ClosedError,
     DeliveryTimeoutError,
+    DiskFullError,
     InvalidInputError,
     NotLeaderError,
     OutcomeUnknownError,
@@ -265,6 +266,15 @@ def test_a_refusal_after_an_unsure_attempt_is_unknown(make: Make, unsure: str) -
     assert bench.partition.records == [b"a"]
     with pytest.raises(OutcomeUnknownError, match="earlier attempt"):
         delivery.result(0)
+
+
+def test_a_disk_that_stays_full_is_the_error_in_the_end_and_nothing_is_written(make: Make) -> None:
+    bench = make([scripted.DISK_FULL] * 100, delivery_timeout_ms=300)
+    delivery = bench.send(b"a")
+    bench.flush(1)
+    with pytest.raises(DiskFullError):
+        delivery.result(0)
+    assert not bench.partition.records
 
 
 def test_nobody_leads_until_it_is_too_late(make: Make) -> None:
