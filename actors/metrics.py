@@ -54,6 +54,7 @@ _COUNTERS: dict[str, tuple[str, Callable[[Measures], float]]] = {
 _PARTITION_COUNTERS: dict[str, tuple[str, Callable[[PartitionMeasures], float]]] = {
     "rayqueue_fetched_records": ("records sent to consumers by this replica", lambda now: now.fetched_records),
     "rayqueue_fetched_bytes": ("the same in bytes of batches", lambda now: now.fetched_bytes),
+    "rayqueue_unacked_refused": ("batches with acks='none' that were refused", lambda now: now.unacked_refused),
 }
 
 _PRODUCED: dict[str, tuple[str, Callable[[PartitionMeasures], float]]] = {

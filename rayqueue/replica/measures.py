@@ -31,6 +31,8 @@ class PartitionMeasures(Measures):
     fetched_records: int
     """Answered to clients by this replica."""
     fetched_bytes: int
+    unacked_refused: int = 0
+    """Batches sent with ``acks="none"`` that this replica refused."""
     backlog_records: int = 0
     """What the slowest group has not committed. Only the leader knows it; 0 elsewhere."""
     backlog_bytes: int = 0

@@ -284,6 +284,7 @@ class PartitionReplica(Replica):
             appended_bytes=partition.total_bytes - self._began[1],
             fetched_records=service.fetched_records,
             fetched_bytes=service.fetched_bytes,
+            unacked_refused=service.unacked_refused,
             backlog_records=backlog.records,
             backlog_bytes=backlog.size_bytes,
             lags=partition.lags() if leads else {},

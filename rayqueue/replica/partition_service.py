@@ -65,6 +65,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
+_TELL_UNACKED_S = 10.0
+"""How often it is logged, at most, that unacknowledged batches are refused."""
 _WOKEN_PER_TURN = 128
 """Waiting fetches that are answered in one turn, so that appends need not wait for thousands of them."""
 
@@ -113,6 +115,9 @@ class PartitionService:
         self._answers: dict[tuple[tuple[Cursor, ...], int], tuple[list[bytes], list[Fetched]]] = {}
         self.fetched_records = 0
         self.fetched_bytes = 0
+        self.unacked_refused = 0
+        """Batches with ``acks="none"`` that were not written: the topic was full, for example."""
+        self._tell_unacked_s = 0.0
         self._grown = partition.grown
         self._disk = ThreadPoolExecutor(settings.disk_readers, thread_name_prefix="client disk")
         self._on_disk = 0
@@ -130,8 +135,14 @@ class PartitionService:
         kind = frame.kind
         if kind == Kind.FETCH:
             self._fetch(client, frame)
-        elif kind in (Kind.APPEND, Kind.APPEND_LEADER, Kind.APPEND_UNACKED):
+        elif kind in (Kind.APPEND, Kind.APPEND_LEADER):
             self._append(client, frame)
+        elif kind == Kind.APPEND_UNACKED:
+            try:
+                self._append(client, frame)
+            except RayQueueError as error:
+                self._refused_unacked(error)
+                raise
         elif kind == Kind.CALL:
             self._call(client, frame.request, calls.decode_partition_call(frame.body))
         else:
@@ -188,9 +199,14 @@ class PartitionService:
             return
 
         def propose(result: Result) -> None:
-            if isinstance(result, Exception):
-                raise result
-            self._propose(client, kind, request, batch, result)
+            try:
+                if isinstance(result, Exception):
+                    raise result
+                self._propose(client, kind, request, batch, result)
+            except RayQueueError as error:
+                if kind == Kind.APPEND_UNACKED:
+                    self._refused_unacked(error)
+                raise
 
         waits = None if kind == Kind.APPEND_UNACKED else request
         self._checks.add(client, batch, lambda result: self._replica.serving(client, waits, partial(propose, result)))
@@ -205,7 +221,7 @@ class PartitionService:
         known = self._admission.admit_checked(header)
         if kind == Kind.APPEND_UNACKED:
             if known is None:
-                replica.propose(batch, _ignore)
+                replica.propose(batch, self._written_unacked)
             return
         if known is not None:
             self._appended(client, request, known)
@@ -213,6 +229,22 @@ class PartitionService:
         pending = replica.propose(batch, partial(self._appended, client, request))
         if kind == Kind.APPEND_LEADER:
             replica.once_synced(pending, (None, header.count, False))
+
+    def _written_unacked(self, result: Any) -> None:
+        if isinstance(result, RayQueueError):
+            self._refused_unacked(result)
+
+    def _refused_unacked(self, error: RayQueueError) -> None:
+        """Whoever sent it does not wait for an answer: it is counted and, from time to time, logged."""
+        self.unacked_refused += 1
+        now_s = time.monotonic()
+        if now_s >= self._tell_unacked_s:
+            self._tell_unacked_s = now_s + _TELL_UNACKED_S
+            _log.warning(
+                "%d batches that were sent with acks='none' have been refused so far, and nobody is told; this one: %s",
+                self.unacked_refused,
+                error,
+            )
 
     def _appended(self, client: int, request: int, result: Any) -> None:
         if isinstance(result, RayQueueError):
@@ -469,7 +501,3 @@ def _told(result: Any) -> Any:
 
 def _not_taken() -> QueueFullError:
     return QueueFullError("this client does not take what it was answered; fetch less at a time")
-
-
-def _ignore(_: Any) -> None:
-    """Nobody waits for this answer."""

@@ -17,6 +17,7 @@ from rayqueue.errors import (
     NotLeaderError,
     OffsetOutOfRangeError,
     OutcomeUnknownError,
+    QueueFullError,
     RayQueueError,
     ReplicaClosedError,
     SequenceGapError,
@@ -131,6 +132,34 @@ def test_what_is_not_acknowledged_is_written_all_the_same(make: Make) -> None:
         assert channel.unanswered == 0
 
     cluster.run(scenario())
+
+
+def test_what_nobody_waits_for_and_is_refused_is_counted_and_logged(
+    make: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings = PartitionSettings(max_backlog_records=3)
+    cluster = make(partition=settings)
+
+    async def scenario() -> None:
+        channel = await cluster.open()
+        for number in range(9):
+            channel.append(batch(b"%d" % number), Kind.APPEND_UNACKED)
+        channel.append(b"not a batch", Kind.APPEND_UNACKED)
+        assert isinstance(await error_of(channel.append(batch())), QueueFullError)
+
+    cluster.run(scenario())
+    replica = cluster.replicas[cluster.leader]
+    assert replica._partition_service.unacked_refused == 7
+    lines = [each.getMessage() for each in caplog.records if "acks='none'" in each.getMessage()]
+    assert len(lines) == 1, "not a line for each"
+    assert "full" in lines[0] or "backlog" in lines[0]
+    told = wait_for(lambda: _measured(replica, 7), "the figure")
+    assert told.unacked_refused == 7
+
+
+def _measured(replica: Any, refused: int) -> Any:
+    now = replica.measures
+    return now if now is not None and now.unacked_refused == refused else None
 
 
 def test_a_repeated_batch_is_answered_as_the_first_time(make: Make) -> None:
