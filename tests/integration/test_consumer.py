@@ -277,7 +277,7 @@ def test_mistakes_are_told(rq: RayQueue) -> None:
     with pytest.raises(InvalidInputError, match="transactions"):
         rq.consumer("orders", group="g", delivery="exactly_once")
     with pytest.raises(InvalidInputError, match="did you mean fetch_bytes"):
-        rq.consumer("orders", fetch_bites=3)  # type: ignore[call-arg]
+        rq.consumer("orders", fetch_bites=3)  # type: ignore[call-overload]
     with rq.consumer("orders") as consumer:
         with pytest.raises(InvalidInputError, match="make the consumer in the task"):
             pickle.dumps(consumer)
