@@ -59,7 +59,7 @@ class Kept(Generic[M]):
 
     def __init__(self, store: MemoryStore, open_machine: Callable[[MemoryStore], M]) -> None:
         self._store = store
-        self._open = open_machine
+        self._open: Callable[[MemoryStore], M] = open_machine
         self.machine: M = open_machine(store)
         store.sync()
         self.crash = ""
