@@ -287,7 +287,7 @@ def cook(producer: Producer[Meal, str], meals: Topic[Meal, str]) -> list[Meal | 
     with meals.producer() as own:
         own.send_many([Meal(2), None], keys=["a", "a"])
     with meals.consumer() as consumer:
-        found = []
+        found: list[Record[Meal, str]] = []
         deadline_s = time.monotonic() + 20
         while len(found) < 3 and time.monotonic() < deadline_s:
             found += consumer.poll()
