@@ -15,6 +15,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
 _START_S = 60.0
 _STOP_S = 40.0
+_TOKEN_S = 60.0
 _LOOK_S = 0.1
 _READY = b"block forever"
 """What `ray start --block` says when it has started everything."""
@@ -79,6 +81,8 @@ def start(settings: Settings, *, dashboard_port: int | None) -> LocalRay:
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_AUTH_MODE": os.environ.get("RAY_AUTH_MODE", "token"),
     }
+    if environment["RAY_AUTH_MODE"] == "token":
+        see_to_token(environment)
     # Anew: what an earlier Ray said must not be taken for this one's.
     with open(log_path, "wb", opener=opener) as log:
         process = subprocess.Popen(
@@ -94,6 +98,27 @@ def start(settings: Settings, *, dashboard_port: int | None) -> LocalRay:
         time.sleep(_LOOK_S)
     local_ray.leave(settings.data_dir, head)
     return head
+
+
+def see_to_token(environment: Mapping[str, str]) -> None:
+    """Ray's token is there. `ray start` takes one and makes none, unlike `ray.init`."""
+    if environment.get("RAY_AUTH_TOKEN") or environment.get("RAY_AUTH_TOKEN_PATH"):
+        return  # Ray says itself what is wrong with these
+    token = Path(environment.get("HOME") or Path.home()) / ".ray" / "auth_token"
+    if token.is_file() and token.stat().st_size:
+        return
+    command = [str(Path(sys.executable).with_name("ray")), "get-auth-token", "--generate"]
+    made = subprocess.run(
+        command,
+        env=dict(environment),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        umask=0o077,  # Ray itself leaves it readable for everybody
+        timeout=_TOKEN_S,
+        check=False,
+    )
+    if made.returncode:
+        raise ClusterNotFoundError(f"Ray's token {token} cannot be made: {made.stderr.decode(errors='replace')}")
 
 
 def stop(settings: Settings, head: LocalRay) -> None:
