@@ -22,11 +22,11 @@ from rayqueue.cli import streams
 from rayqueue.cli.common import Address, AsJson, DataDir, Namespace, connected
 from rayqueue.cli.lines import delimiter_of, unescaped
 from rayqueue.errors import InvalidInputError
-from rayqueue.records import Record
 
 if TYPE_CHECKING:
     from rayqueue.client.connection import RayQueue
     from rayqueue.client.consumer import Consumer
+    from rayqueue.records import Record
 
 _AT_ONCE = 1000
 _POLL_MS = 500
@@ -48,7 +48,7 @@ _FIELD = re.compile(rb"\{(\w*)\}")
 _AGO = re.compile(r"-(\d+)(s|m|h|d)")
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 
-Shown = Callable[[Record], bytes]
+Shown = Callable[["Record"], bytes]
 
 
 def consume(

@@ -7,7 +7,6 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 
 from rayqueue.cli.common import (
@@ -28,6 +27,8 @@ from rayqueue.cli.common import (
 from rayqueue.errors import InvalidInputError, UnknownTopicError
 
 if TYPE_CHECKING:
+    from rich.progress import Progress
+
     from rayqueue.client.admin import PartitionDescription, TopicDescription
     from rayqueue.client.connection import RayQueue
 
@@ -272,5 +273,7 @@ def _limits(**options: str | None) -> dict[str, int | None]:
 
 
 def _progress(as_json: bool) -> Progress:
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("partitions lead"))
     return Progress(*columns, transient=True, disable=as_json, console=progress_console())

@@ -54,6 +54,28 @@ def test_importing_rayqueue_is_cheap() -> None:
     assert (done.returncode, done.stdout.split()) == (0, []), done.stderr
 
 
+_COMMAND = """
+import sys
+from rayqueue.cli import main
+sys.argv[1:] = {arguments!r}
+try:
+    main()
+except SystemExit as exit:
+    code = exit.code
+heavy = {{"ray", "pyarrow", "numpy", "lmdb", "pysyncobj", "asyncio", "crc32c", "rich.progress"}}
+print(code, *heavy & set(sys.modules), file=sys.stderr)
+"""
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--version"], ["--help"], ["topics", "create", "--help"], ["consume", "--help"]]
+)
+def test_what_a_command_does_not_need_it_does_not_import(arguments: list[str]) -> None:
+    done = run(sys.executable, "-c", _COMMAND.format(arguments=arguments))
+    assert (done.returncode, done.stderr.split()) == (0, ["0"]), done.stderr
+    assert done.stdout.startswith(("rayqueue ", "Usage: "))
+
+
 # -- archives -----------------------------------------------------------------------------------------------------
 
 
