@@ -54,7 +54,7 @@ integration: setup
 
 # What a person does at a terminal, each step a process; and what takes long of the rest. CI runs them after `make test`.
 e2e: setup
-	$(PYTHON) -m pytest tests/e2e --durations 0
+	@scripts/try-wheel
 	$(PYTHON) -m pytest tests/integration -m long --durations 0
 
 # Whole nodes and drivers die in these, and are waited for. CI runs them after `make test`.

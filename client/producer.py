@@ -21,7 +21,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from functools import partial
 from types import TracebackType
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 from typing_extensions import Never, Self
 
@@ -52,8 +52,7 @@ from rayqueue.errors import (
     UnknownPartitionError,
 )
 from rayqueue.protocol.topics import TopicInfo, check_name
-from rayqueue.records import HeadersIn, KeyT, ValueT
-from rayqueue.values import SERIALIZERS
+from rayqueue.records import HeadersIn
 
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
@@ -64,7 +63,7 @@ OnDelivery = Callable[[Delivery], object]
 OnDeliveries = Callable[[Deliveries], object]
 
 
-class Producer(Generic[ValueT, KeyT]):
+class Producer:
     """Writes records to topics. Made by ``RayQueue.producer``; options are those of ``ProducerSettings``."""
 
     def __init__(self, rq: Any, **options: Any) -> None:
@@ -106,9 +105,9 @@ class Producer(Generic[ValueT, KeyT]):
     def send(
         self,
         topic: str,
-        value: ValueT | None,
+        value: bytes | None,
         *,
-        key: KeyT | None = None,
+        key: bytes | None = None,
         headers: HeadersIn = None,
         priority: int = 0,
         partition: int | None = None,
@@ -141,9 +140,9 @@ class Producer(Generic[ValueT, KeyT]):
     async def send_async(
         self,
         topic: str,
-        value: ValueT | None,
+        value: bytes | None,
         *,
-        key: KeyT | None = None,
+        key: bytes | None = None,
         headers: HeadersIn = None,
         priority: int = 0,
         partition: int | None = None,
@@ -165,8 +164,8 @@ class Producer(Generic[ValueT, KeyT]):
     def _try_send(
         self,
         topic: str,
-        value: Any,
-        key: Any,
+        value: bytes | None,
+        key: bytes | None,
         headers: HeadersIn,
         priority: int,
         partition: int | None,
@@ -503,7 +502,7 @@ class Producer(Generic[ValueT, KeyT]):
         await asyncio.to_thread(self._leave, kind)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _make, (type(self), self._rq, self._options)
+        return _make, (self._rq, self._options)
 
     def __repr__(self) -> str:
         state = "closed" if self._accumulator.is_closed else f"{self._accumulator.used_bytes} bytes on their way"
@@ -528,8 +527,8 @@ class _Changes:
             del self._targets[name]
 
 
-def _make(kind: type[Producer[Any, Any]], rq: Any, options: dict[str, Any]) -> Producer[Any, Any]:
-    return kind(rq, **options)
+def _make(rq: Any, options: dict[str, Any]) -> Producer:
+    return Producer(rq, **options)
 
 
 def _settings_of(
@@ -539,7 +538,7 @@ def _settings_of(
     partitioner = options.pop("partitioner", defaults.partitioner)
     if not isinstance(partitioner, str) and not callable(partitioner):
         raise InvalidInputError(f"a partitioner is a name or a callable, not {partitioner!r}")
-    refuse_unknown("a producer", options, (*ProducerSettings.model_fields, *SERIALIZERS))
+    refuse_unknown("a producer", options, ProducerSettings.model_fields)
     return check_partitioner(partitioner), ProducerSettings(**{**defaults.model_dump(), **options})
 
 
