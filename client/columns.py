@@ -57,20 +57,20 @@ def check_columns(
     timestamps_ms: Sequence[int] | int,
 ) -> Columns:
     """``InvalidInputError`` if these are no columns of records."""
-    values = _as_bytes("values", _listed("values", values))
+    values = _as_bytes("values", listed("values", values))
     count = len(values)
     sizes = _lengths(values)
     if keys is not None:
-        keys = _as_bytes("keys", _listed("keys", keys, count))
+        keys = _as_bytes("keys", listed("keys", keys, count))
         sizes = list(map(add, sizes, _lengths(keys)))
     if headers is not None:
-        checked = [check_headers(each) for each in _listed("headers", headers, count)]
+        checked = [check_headers(each) for each in listed("headers", headers, count)]
         headers = [each for each, _ in checked]
         sizes = list(map(add, sizes, (size for _, size in checked)))
     if isinstance(timestamps_ms, int):
         timestamps: Sequence[int] = [timestamps_ms] * count
     else:
-        timestamps = _listed("timestamps_ms", timestamps_ms, count)
+        timestamps = listed("timestamps_ms", timestamps_ms, count)
         if not set(map(type, timestamps)) <= {int} or (count and not _fits(min(timestamps), max(timestamps))):
             raise InvalidInputError("timestamps are whole milliseconds that fit 64 bits")
     return Columns(values, keys, headers, timestamps, sizes)
@@ -80,8 +80,11 @@ def as_bytes(what: str, given: Any) -> bytes:
     """What is as good as bytes, copied: it may change after the call. ``InvalidInputError`` for anything else."""
     if isinstance(given, (bytes, bytearray, memoryview)):
         return bytes(given)
-    hint = "text.encode()" if isinstance(given, str) else "json.dumps(...).encode(), for one"
-    raise InvalidInputError(f"{what} is bytes or None, not {type(given).__name__}; encode it first: {hint}")
+    form = "str" if isinstance(given, str) else "json"
+    option = f"{what.rpartition(' ')[2]}_serializer"
+    raise InvalidInputError(
+        f"{what} is bytes or None, not {type(given).__name__}; encode it, or give the producer {option}={form!r}"
+    )
 
 
 def check_headers(headers: HeadersIn) -> tuple[Headers | None, int]:
@@ -125,7 +128,8 @@ def ends_of(sizes: Sequence[int]) -> list[int]:
     return list(accumulate(sizes))
 
 
-def _listed(name: str, column: Any, count: int | None = None) -> Any:
+def listed(name: str, column: Any, count: int | None = None) -> Any:
+    """The column as a list. ``InvalidInputError`` if it is none, or not of this length."""
     if isinstance(column, (str, bytes, bytearray, memoryview, dict)) or not hasattr(column, "__iter__"):
         raise InvalidInputError(f"{name} is a column, a list of {name}, not {type(column).__name__}")
     column = column if isinstance(column, (list, tuple)) else list(column)
@@ -140,7 +144,9 @@ def _as_bytes(name: str, column: Sequence[Any]) -> Sequence[bytes | None]:
         return column
     wrong = [each.__name__ for each in kinds if not issubclass(each, (bytes, bytearray, memoryview))]
     if wrong:
-        raise InvalidInputError(f"{name} are bytes or None, not {min(wrong)}; encode them first")
+        raise InvalidInputError(
+            f"{name} are bytes or None, not {min(wrong)}; encode them, or give the producer {name[:-1]}_serializer"
+        )
     return [None if item is None else bytes(item) for item in column]
 
 

@@ -33,10 +33,11 @@ from typing_extensions import Self, Unpack
 from rayqueue.actors.names import COORDINATOR_PREFIX, STARTER
 from rayqueue.actors.nodes import found_actors
 from rayqueue.client import admin, local_ray
-from rayqueue.client.arguments import check_path, check_text, check_topics, hinted
+from rayqueue.client.arguments import check_path, check_text, hinted
 from rayqueue.client.embedded import start_embedded_ray
 from rayqueue.client.forks import forked, leave_ray_alone
 from rayqueue.client.group_reset import GroupReset, Target, reset
+from rayqueue.client.handles import Handles
 from rayqueue.client.io import IoThread
 from rayqueue.client.joining import check_current, current_ray, find_ray, join_ray
 from rayqueue.client.lifecycle import stop_cluster
@@ -57,9 +58,7 @@ from rayqueue.protocol.calls import ClusterInfo, DescribeCluster, GroupInfo
 from rayqueue.protocol.topics import TopicInfo
 
 if TYPE_CHECKING:
-    from rayqueue.client.consumer import Consumer
-    from rayqueue.client.options import ConsumerOptions, ProducerOptions, TopicChanges, TopicOptions
-    from rayqueue.client.producer import Producer
+    from rayqueue.client.options import TopicChanges, TopicOptions
 
 _log = logging.getLogger(__name__)
 
@@ -114,7 +113,7 @@ async def connect_async(
     )
 
 
-class RayQueue:
+class RayQueue(Handles):
     """A running queue. Made by ``connect``; may be pickled into tasks and actors of the same Ray."""
 
     def __init__(self, settings: Settings, ray_address: str | None = None) -> None:
@@ -188,26 +187,6 @@ class RayQueue:
         _Shared.end_all(self.namespace)
         self.close()
 
-    # -- sending and receiving ------------------------------------------------------------------
-
-    def producer(self, **options: Unpack[ProducerOptions]) -> Producer:
-        """Send records. Options are those of ``ProducerSettings``: ``acks``, ``linger_ms`` and others."""
-        from rayqueue.client.producer import Producer
-
-        return Producer(self, **options)
-
-    def consumer(
-        self, *topics: str | Iterable[str], group: str | None = None, **options: Unpack[ConsumerOptions]
-    ) -> Consumer:
-        """Receive records of these topics, given one by one or as a list, as a member of ``group`` or alone.
-
-        ``pattern=`` instead of topics reads all whose whole name matches this regular expression, also later ones.
-        Options are those of ``ConsumerSettings`` and of ``Consumer``.
-        """
-        from rayqueue.client.consumer import Consumer
-
-        return Consumer(self, check_topics(topics), group, **options)
-
     # -- topics ---------------------------------------------------------------------------------
 
     @hinted
@@ -231,10 +210,6 @@ class RayQueue:
     def topics(self, *, include_internal: bool = False) -> list[TopicInfo]:
         """All topics, by name. Those that RayQueue has made for itself (the bridges' staging topics) if asked for."""
         return admin.topics(self, include_internal=include_internal)
-
-    def topic(self, name: str) -> admin.TopicDescription:
-        """A topic as it is now: who leads, offsets and sizes of each partition."""
-        return admin.topic(self, name)
 
     @hinted
     def alter_topic(

@@ -32,14 +32,17 @@ import time
 import weakref
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Literal, NoReturn, Protocol
+from typing import Any, Generic, Literal, NoReturn, Protocol
+
+from typing_extensions import Self
 
 from rayqueue.client.arguments import check_timeout_ms, hinted, refuse_unknown
 from rayqueue.client.consuming import Consuming, Options
+from rayqueue.client.decoding import Decoding, DecodingPolling
 from rayqueue.client.feed import Feed
 from rayqueue.client.io import IoThread
 from rayqueue.client.pattern import TopicPattern
-from rayqueue.client.polling import Listener, Polling
+from rayqueue.client.polling import Listener, Polling, Unreadable
 from rayqueue.client.routing import Routes
 from rayqueue.client.turn import Pending, Turn, drive, drive_async
 from rayqueue.config import ConsumerSettings, Settings
@@ -50,10 +53,10 @@ from rayqueue.errors import (
     NotLeaderError,
     StaleGenerationError,
     TopicRecreatedError,
-    UnreadableBatchError,
 )
 from rayqueue.protocol.topics import TopicPartition, check_name
-from rayqueue.records import Record, RecordBatch
+from rayqueue.records import KeyT, Record, RecordBatch, ValueT
+from rayqueue.values import DESERIALIZERS
 
 PartitionLike = TopicPartition | tuple[str, int]
 Offsets = int | Mapping[int, int]
@@ -76,7 +79,7 @@ class Connected(Protocol):
     def settings(self) -> Settings: ...
 
 
-class Consumer:
+class Consumer(Generic[ValueT, KeyT]):
     """See the module's text, and ``ConsumerSettings`` for all that can be given as ``overrides``."""
 
     def __init__(
@@ -94,6 +97,9 @@ class Consumer:
         instance: str | None = None,
         client: str | None = None,
         pin: bool = False,
+        model: Any = None,
+        value_deserializer: Any = None,
+        key_deserializer: Any = None,
         **overrides: Any,
     ) -> None:
         if delivery == "exactly_once":
@@ -107,6 +113,7 @@ class Consumer:
             raise InvalidInputError("delivery='at_most_once' needs a group to commit for, and has no use for ack")
         if pin and group is None:
             raise InvalidInputError("pin=True needs the group that retention shall wait for")
+        decoding = Decoding.of(model, value_deserializer, key_deserializer)
         chosen = None if partitions is None else tuple(dict.fromkeys(map(_partition, partitions)))
         names = tuple(dict.fromkeys(topics if chosen is None else [*topics, *(each.topic for each in chosen)]))
         if pattern is not None and (names or chosen is not None):
@@ -119,7 +126,7 @@ class Consumer:
             check_name("group", group)
         settings = rq.settings
         if overrides:
-            refuse_unknown("a consumer", overrides, (*_OPTIONS, *ConsumerSettings.model_fields))
+            refuse_unknown("a consumer", overrides, (*_OPTIONS, *DESERIALIZERS, *ConsumerSettings.model_fields))
             known = settings.consumer.model_dump()
             settings = settings.model_copy(update={"consumer": ConsumerSettings(**{**known, **overrides})})
         options = Options(
@@ -144,20 +151,23 @@ class Consumer:
         self._sub = self._core.subscription
         self._turn = Turn("consumer")
         self._close_waits = False
-        self._polling = Polling(self._io, self._core, self._settings, listener)
+        if decoding is None:
+            self._polling = Polling(self._io, self._core, self._settings, listener)
+        else:
+            self._polling = DecodingPolling(self._io, self._core, self._settings, listener, decoding)
         self._given_up = weakref.finalize(self, _abandon, self._io, self._core)
         self._io.call(self._core.check() if self._core.managed else self._core.start())
 
     # -- reading -------------------------------------------------------------------------
 
     @hinted
-    def poll(self, *, max_records: int | None = None, timeout_ms: int = 1000) -> list[Record]:
+    def poll(self, *, max_records: int | None = None, timeout_ms: int = 1000) -> list[Record[ValueT, KeyT]]:
         """The next records, at most so many. Waits up to ``timeout_ms`` for the first; [] if none came."""
         with self._calling():
             return drive(self._polling.records(max_records, check_timeout_ms(timeout_ms) / 1000), self._core.bell) or []
 
     @hinted
-    async def poll_async(self, *, max_records: int | None = None, timeout_ms: int = 1000) -> list[Record]:
+    async def poll_async(self, *, max_records: int | None = None, timeout_ms: int = 1000) -> list[Record[ValueT, KeyT]]:
         """The same for a coroutine."""
         with self._calling():
             steps = self._polling.records(max_records, check_timeout_ms(timeout_ms) / 1000)
@@ -167,7 +177,8 @@ class Consumer:
     def poll_arrow(self, *, max_records: int | None = None, timeout_ms: int = 1000) -> Any:
         """The next batches as a ``pyarrow.Table``; without rows if none came. Nothing is copied.
 
-        Columns: topic, partition, offset, timestamp, key, value, headers, lane.
+        Columns: topic, partition, offset, timestamp, key, value, headers, lane. Keys and values are bytes here,
+        whatever the consumer's deserializers are.
         """
         from rayqueue.client import consumer_arrow as arrow
 
@@ -186,7 +197,7 @@ class Consumer:
             )
         return arrow.table(parts or [])
 
-    def __iter__(self) -> Iterator[Record]:
+    def __iter__(self) -> Iterator[Record[ValueT, KeyT]]:
         """Every record, as they come, until ``close``. A record is done when the next one is asked for."""
         while not self._polling.closing:
             with self._calling():
@@ -196,7 +207,7 @@ class Consumer:
                     return
             yield from self._polling.each(block)
 
-    async def __aiter__(self) -> AsyncIterator[Record]:
+    async def __aiter__(self) -> AsyncIterator[Record[ValueT, KeyT]]:
         """The same for a coroutine."""
         while not self._polling.closing:
             with self._calling():
@@ -222,7 +233,7 @@ class Consumer:
 
     # -- acknowledging and committing --------------------------------------------------------
 
-    def ack(self, record: Record) -> None:
+    def ack(self, record: Record[Any, Any]) -> None:
         """This record is done. From any thread. Of no effect if its partition went to another member."""
         self._turn.check_process()
         self._sub.ack(TopicPartition(record.topic, record.partition), record.lane, record.offset)
@@ -347,17 +358,19 @@ class Consumer:
         offset: int | None = None,
         timestamp_ms: int | None = None,
         max_records: int = 10,
-    ) -> list[Record]:
+    ) -> list[Record[ValueT, KeyT]]:
         """Records from an offset, or a time, on, in the order of the log. Nothing is consumed.
 
-        Without either: from the beginning. [] at the end. ``OffsetOutOfRangeError`` past it.
+        Without either: from the beginning. [] at the end. ``OffsetOutOfRangeError`` past it. What cannot be read is
+        raised, whatever ``on_corrupt`` says.
         """
         self._check_open()
         if offset is not None and timestamp_ms is not None:
             raise InvalidInputError("peek takes an offset or a time, not both")
-        return self._io.call(
+        found = self._io.call(
             self._peek(TopicPartition(topic, partition), offset, timestamp_ms, self._polling.most(max_records))
         )
+        return self._polling.decoded(found)
 
     async def _peek(
         self, partition: TopicPartition, offset: int | None, timestamp_ms: int | None, most: int
@@ -393,10 +406,16 @@ class Consumer:
         """Batches that could not be read and were passed over (``on_corrupt``)."""
         return self._polling.skipped
 
-    def take_set_aside(self) -> list[tuple[UnreadableBatchError, bytes]]:
+    @property
+    def skipped_records(self) -> int:
+        """Records whose value or key could not be decoded, and that were passed over (``on_corrupt``)."""
+        return self._polling.skipped_records
+
+    def take_set_aside(self) -> list[tuple[Unreadable, bytes]]:
         """With ``on_corrupt="set_aside"``: what could not be read since the last call, each with its place and bytes.
 
-        At most 100 are kept: ``poll`` raises rather than keep more, until they are taken.
+        Of a record these are its value's bytes, and the error's ``details`` has all of it (``record``). At most 100
+        are kept: ``poll`` raises rather than keep more, until they are taken.
         """
         taken, self._polling.set_aside = self._polling.set_aside, []
         return taken
@@ -456,14 +475,14 @@ class Consumer:
             self._sub.interrupt()
         return True
 
-    def __enter__(self) -> Consumer:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         # What was being worked on when something was raised is not done.
         self._close(done=kind is None)
 
-    async def __aenter__(self) -> Consumer:
+    async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:

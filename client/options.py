@@ -16,6 +16,7 @@ from typing_extensions import TypedDict
 from rayqueue.client.partitioners import CustomPartitioner
 from rayqueue.client.polling import Listener
 from rayqueue.protocol.topics import TopicPartition
+from rayqueue.records import HeadersIn
 
 
 class ProducerOptions(TypedDict, total=False):
@@ -29,6 +30,15 @@ class ProducerOptions(TypedDict, total=False):
     acks: Literal["all", "leader", "none"]
     compression: Literal["none", "lz4", "zstd"]
     partitioner: Literal["consistent", "murmur2", "roundrobin", "sticky"] | CustomPartitioner
+
+
+class SendOptions(TypedDict, total=False):
+    """Of one record."""
+
+    headers: HeadersIn
+    priority: int
+    partition: int | None
+    timestamp_ms: int | None
 
 
 class ConsumerOptions(TypedDict, total=False):

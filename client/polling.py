@@ -22,7 +22,13 @@ from rayqueue.client.positions import Chunk
 from rayqueue.client.subscription import Change, ChangeKind, Reading
 from rayqueue.client.turn import Steps
 from rayqueue.config import ConsumerSettings
-from rayqueue.errors import ClosedError, RayQueueError, StaleGenerationError, UnreadableBatchError
+from rayqueue.errors import (
+    ClosedError,
+    DeserializationError,
+    RayQueueError,
+    StaleGenerationError,
+    UnreadableBatchError,
+)
 from rayqueue.protocol.topics import TopicPartition
 from rayqueue.records import Record
 
@@ -31,11 +37,18 @@ _T = TypeVar("_T")
 _log = logging.getLogger(__name__)
 
 MAX_SET_ASIDE = 100
-"""Batches that a consumer keeps for its application; with so many, ``poll`` raises until they are taken."""
+"""What a consumer keeps for its application; with so much, ``poll`` raises until it is taken."""
+_LOGGED_SKIPS = 100
+_LOGGED_EVERY = 1000
+"""Of the skipped records the first so many have a line in the log each, and then each thousandth."""
+_LATE_SKIPS = 1000
+"""A poll whose time is up still skips so much to get at a record that is there."""
 _BACK_OFF_S = 0.05
 _MAX_BACK_OFF_S = 1.0
 
-Block = Reading | list[Record]
+Unreadable = UnreadableBatchError | DeserializationError
+Records = list[Record[Any, Any]]
+Block = Reading | Records
 """What an iteration hands out record by record."""
 
 
@@ -73,7 +86,10 @@ class Polling:
         self._listener = listener
         self.skipped = 0
         """Batches that could not be read and were passed over."""
-        self.set_aside: list[tuple[UnreadableBatchError, bytes]] = []
+        self.skipped_records = 0
+        """Records of which the value or key could not be read."""
+        self.set_aside: list[tuple[Unreadable, bytes]] = []
+        self._skipping = False
         self._raised_at: tuple[Any, ...] = ()
         self._raised = 0
         self._revoking: tuple[Change, concurrent.futures.Future[list[RayQueueError]]] | None = None
@@ -81,7 +97,7 @@ class Polling:
 
     # -- kinds of polls ----------------------------------------------------------------------
 
-    def records(self, max_records: int | None, timeout_s: float) -> Steps[list[Record] | None]:
+    def records(self, max_records: int | None, timeout_s: float) -> Steps[Records | None]:
         most = self.most(max_records)
         return self._polling(lambda: self._take_records(most), timeout_s)
 
@@ -97,7 +113,7 @@ class Polling:
             return self._take_records(self._settings.max_poll_records)
         return self._sub.read()
 
-    def each(self, block: Block | None) -> Iterator[Record]:
+    def each(self, block: Block | None) -> Iterator[Record[Any, Any]]:
         if block is None:
             return
         if isinstance(block, list):
@@ -110,19 +126,28 @@ class Polling:
             block.index = index + 1
             yield records[index]
 
-    def _take_records(self, most: int) -> list[Record] | None:
-        found: list[Record] = []
+    def decoded(self, records: Records) -> Records:
+        """Records as this consumer hands them out."""
+        return records
+
+    def _take_records(self, most: int) -> Records | None:
+        found: Records = []
         while len(found) < most:
             try:
-                taken = self._sub.take(most - len(found), _records)
+                taken = self._take_some(most - len(found))
             except RayQueueError:
                 if not found:
                     raise
-                break  # a damaged batch: first what is before it
+                break  # what cannot be read: first what is before it
             if taken is None:
                 break
-            found = found + taken[1] if found else taken[1]
+            found = found + taken if found else taken
         return found or None
+
+    def _take_some(self, most: int) -> Records | None:
+        """Of one batch."""
+        taken = self._sub.take(most, _records)
+        return None if taken is None else taken[1]
 
     def _parts_of(self, max_records: int | None) -> Callable[[], list[Any] | None]:
         from rayqueue.client import consumer_arrow as arrow
@@ -160,6 +185,7 @@ class Polling:
         core, sub = self._core, self._sub
         now_s = time.monotonic()
         deadline_s = now_s + timeout_s
+        late_skips = 0
         sub.asked_for_more()
         core.activity.polled_s = now_s
         core.activity.polling = True
@@ -180,34 +206,48 @@ class Polling:
                 if taken is not None and self._options.delivery == "at_most_once":
                     taken = yield from self._commit_first(taken)
                 left_s = deadline_s - time.monotonic()
-                if taken is not None or left_s <= 0 or self.woken:
+                late_skips += self._skipping and left_s <= 0
+                go_on = left_s > 0 or (self._skipping and late_skips <= _LATE_SKIPS)
+                if taken is not None or not go_on or self.woken:
                     self.woken = False
                     return taken
-                yield left_s
+                yield 0.0 if self._skipping else left_s
         finally:
             core.activity.polled_s = time.monotonic()
             core.activity.polling = False
 
     def _taking(self, take: Callable[[], _T | None]) -> Steps[_T | None]:
-        """What waits in memory; a batch that cannot be read goes the way that ``on_corrupt`` says."""
-        while True:
-            try:
-                return take()
-            except UnreadableBatchError as error:
-                aside = self._settings.on_corrupt == "set_aside"
-                if self._settings.on_corrupt == "raise" or (aside and len(self.set_aside) >= MAX_SET_ASIDE):
-                    place = (error.details["topic"], error.details["partition"], error.details["offset"])
-                    self._raised = self._raised + 1 if place == self._raised_at else 0
-                    self._raised_at = place
-                    if self._raised:  # asked again without a seek: not in a tight loop
-                        yield min(_BACK_OFF_S * 2 ** min(self._raised, 10), _MAX_BACK_OFF_S)
-                    raise
-                payload = self._sub.skip_unreadable()
-                if payload:
-                    self.skipped += 1
-                    _log.error("%s (%s)", error, "set aside" if aside else "skipped")
-                    if aside:
-                        self.set_aside.append((error, payload))
+        """What waits in memory; what cannot be read goes the way that ``on_corrupt`` says, one at a time."""
+        self._skipping = False
+        try:
+            return take()
+        except (UnreadableBatchError, DeserializationError) as error:
+            aside = self._settings.on_corrupt == "set_aside"
+            if self._settings.on_corrupt == "raise" or (aside and len(self.set_aside) >= MAX_SET_ASIDE):
+                place = (error.details["topic"], error.details["partition"], error.details["offset"])
+                self._raised = self._raised + 1 if place == self._raised_at else 0
+                self._raised_at = place
+                if self._raised:  # asked again without a seek: not in a tight loop
+                    yield min(_BACK_OFF_S * 2 ** min(self._raised, 10), _MAX_BACK_OFF_S)
+                raise
+            payload = self._sub.skip_unreadable()
+            if payload is not None:
+                self._skipped(error, payload, aside)
+            self._skipping = True
+            return None
+
+    def _skipped(self, error: Unreadable, payload: bytes | memoryview, aside: bool) -> None:
+        told = True
+        if isinstance(error, DeserializationError):
+            self.skipped_records += 1
+            payload = error.details["record"].value or b""
+            told = self.skipped_records <= _LOGGED_SKIPS or self.skipped_records % _LOGGED_EVERY == 0
+        else:
+            self.skipped += 1
+        if told:
+            _log.error("%s (%s)", error, "set aside" if aside else "skipped")
+        if aside:
+            self.set_aside.append((error, bytes(payload)))
 
     def _commit_first(self, taken: _T) -> Steps[_T | None]:
         """At most once: nobody gets these records again, so hand them out only once that is certain."""

@@ -166,6 +166,10 @@ class Lane:
     def take(self, chunk: Chunk, stop: int) -> int:
         """The first chunk was handed out up to ``stop``. Returns the bytes that this frees."""
         self.acks.hand(chunk.start, stop)
+        return self.skip(chunk, stop)
+
+    def skip(self, chunk: Chunk, stop: int) -> int:
+        """The same of what is not handed out, and so needs no acknowledgement."""
         chunk.start = stop
         if stop < chunk.end:
             return 0

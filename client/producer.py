@@ -21,7 +21,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from functools import partial
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 from typing_extensions import Never, Self
 
@@ -52,7 +52,8 @@ from rayqueue.errors import (
     UnknownPartitionError,
 )
 from rayqueue.protocol.topics import TopicInfo, check_name
-from rayqueue.records import HeadersIn
+from rayqueue.records import HeadersIn, KeyT, ValueT
+from rayqueue.values import SERIALIZERS
 
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
@@ -63,7 +64,7 @@ OnDelivery = Callable[[Delivery], object]
 OnDeliveries = Callable[[Deliveries], object]
 
 
-class Producer:
+class Producer(Generic[ValueT, KeyT]):
     """Writes records to topics. Made by ``RayQueue.producer``; options are those of ``ProducerSettings``."""
 
     def __init__(self, rq: Any, **options: Any) -> None:
@@ -105,9 +106,9 @@ class Producer:
     def send(
         self,
         topic: str,
-        value: bytes | None,
+        value: ValueT | None,
         *,
-        key: bytes | None = None,
+        key: KeyT | None = None,
         headers: HeadersIn = None,
         priority: int = 0,
         partition: int | None = None,
@@ -140,9 +141,9 @@ class Producer:
     async def send_async(
         self,
         topic: str,
-        value: bytes | None,
+        value: ValueT | None,
         *,
-        key: bytes | None = None,
+        key: KeyT | None = None,
         headers: HeadersIn = None,
         priority: int = 0,
         partition: int | None = None,
@@ -164,8 +165,8 @@ class Producer:
     def _try_send(
         self,
         topic: str,
-        value: bytes | None,
-        key: bytes | None,
+        value: Any,
+        key: Any,
         headers: HeadersIn,
         priority: int,
         partition: int | None,
@@ -502,7 +503,7 @@ class Producer:
         await asyncio.to_thread(self._leave, kind)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _make, (self._rq, self._options)
+        return _make, (type(self), self._rq, self._options)
 
     def __repr__(self) -> str:
         state = "closed" if self._accumulator.is_closed else f"{self._accumulator.used_bytes} bytes on their way"
@@ -527,8 +528,8 @@ class _Changes:
             del self._targets[name]
 
 
-def _make(rq: Any, options: dict[str, Any]) -> Producer:
-    return Producer(rq, **options)
+def _make(kind: type[Producer[Any, Any]], rq: Any, options: dict[str, Any]) -> Producer[Any, Any]:
+    return kind(rq, **options)
 
 
 def _settings_of(
@@ -538,7 +539,7 @@ def _settings_of(
     partitioner = options.pop("partitioner", defaults.partitioner)
     if not isinstance(partitioner, str) and not callable(partitioner):
         raise InvalidInputError(f"a partitioner is a name or a callable, not {partitioner!r}")
-    refuse_unknown("a producer", options, ProducerSettings.model_fields)
+    refuse_unknown("a producer", options, (*ProducerSettings.model_fields, *SERIALIZERS))
     return check_partitioner(partitioner), ProducerSettings(**{**defaults.model_dump(), **options})
 
 

@@ -49,6 +49,17 @@ class Change(NamedTuple):
     feeds: tuple[Feed, ...]
 
 
+class Stretch(NamedTuple):
+    """Records that are next to be handed out, from ``start`` to ``stop``: looked at, and not taken."""
+
+    feed: Feed
+    epoch: int
+    lane: Lane
+    chunk: Chunk
+    start: int
+    stop: int
+
+
 class Reading:
     """A batch that is handed out record by record. ``index``: how many of its records the application has seen."""
 
@@ -84,7 +95,8 @@ class Subscription:
         self.forfeited: set[TopicPartition] = set()
         """Partitions that were lost with something that was handed out and not committed."""
         self._settings = settings
-        self._stuck: tuple[Feed, int, Lane, Chunk] | None = None
+        self.stuck: Stretch | None = None
+        """What was just found unreadable."""
         self._ready: list[deque[Feed]] = []
         self._handed: list[Lane] = []
         self._held_back = False
@@ -208,13 +220,49 @@ class Subscription:
                 decoded = decode(feed, chunk, start, stop)
             except RayQueueError as error:
                 raise self._unreadable(feed, lane, chunk, error) from error
-            self._took(feed, lane, chunk, stop)
-            if not self._handed or self._handed[-1] is not lane:
-                self._handed.append(lane)
+            self._hand(feed, lane, chunk, stop)
             room = self._has_room()
         if room:
             self.on_room()
         return stop - start, decoded
+
+    def look(self, max_records: int) -> tuple[Stretch, list[Record]] | None:
+        """The next stretch of one batch without taking it, for what is not to be done under the lock."""
+        with self.lock:
+            found = self._head()
+            if found is None:
+                return None
+            feed, lane, chunk = found
+            records = self._records(feed, lane, chunk)
+            start = chunk.start
+            stop = min(chunk.end, start + max_records)
+            return Stretch(feed, feed.epoch, lane, chunk, start, stop), records[start - chunk.base : stop - chunk.base]
+
+    def take_seen(self, seen: Stretch) -> bool:
+        """Take what was looked at. False if it is not to be read any more."""
+        with self.lock:
+            if not self._is_next(seen):
+                return False
+            self._hand(seen.feed, seen.lane, seen.chunk, seen.stop)
+            room = self._has_room()
+        if room:
+            self.on_room()
+        return True
+
+    def _is_next(self, seen: Stretch) -> bool:
+        feed, epoch, lane, chunk, start, _ = seen
+        return (
+            feed.epoch == epoch
+            and feed.readable
+            and bool(lane.chunks)
+            and lane.chunks[0] is chunk
+            and chunk.start == start
+        )
+
+    def _hand(self, feed: Feed, lane: Lane, chunk: Chunk, stop: int) -> None:
+        self._took(feed, lane, chunk, stop)
+        if not self._handed or self._handed[-1] is not lane:
+            self._handed.append(lane)
 
     def _head(self) -> tuple[Feed, Lane, Chunk] | None:
         for number in range(len(self._ready) - 1, -1, -1):
@@ -229,7 +277,10 @@ class Subscription:
         return None
 
     def _took(self, feed: Feed, lane: Lane, chunk: Chunk, stop: int) -> None:
-        freed_bytes = lane.take(chunk, stop)
+        self._free(feed, lane, lane.take(chunk, stop))
+
+    def _free(self, feed: Feed, lane: Lane, freed_bytes: int) -> None:
+        """The first batch of the lane is gone, if it has freed something."""
         if freed_bytes:
             feed.buffered_bytes -= freed_bytes
             self.total_bytes -= freed_bytes
@@ -240,7 +291,7 @@ class Subscription:
             self._enqueue(feed, lane)
 
     def _unreadable(self, feed: Feed, lane: Lane, chunk: Chunk, error: RayQueueError) -> UnreadableBatchError:
-        self._stuck = feed, feed.epoch, lane, chunk
+        self.stuck = Stretch(feed, feed.epoch, lane, chunk, chunk.start, chunk.end)
         return UnreadableBatchError(
             f"{feed.partition} cannot be read from offset {chunk.start} to {chunk.end}: {error}; seek to go on",
             topic=feed.partition.topic,
@@ -249,23 +300,19 @@ class Subscription:
             end=chunk.end,
         )
 
-    def skip_unreadable(self) -> bytes:
-        """Go on behind the batch that was just found unreadable. Its bytes; none if it is not to be read any more."""
+    def skip_unreadable(self) -> bytes | memoryview | None:
+        """Go on behind what was just found unreadable. Its batch's bytes; None if it is not to be read any more."""
         with self.lock:
-            stuck, self._stuck = self._stuck, None
-            if stuck is None:
-                return b""
-            feed, epoch, lane, chunk = stuck
-            if feed.epoch != epoch or not lane.chunks or lane.chunks[0] is not chunk:
-                return b""
+            stuck, self.stuck = self.stuck, None
+            if stuck is None or not self._is_next(stuck):
+                return None
+            feed, _, lane, chunk, _, stop = stuck
             # Not handed out, so there is nothing to acknowledge: the position moves on by itself.
-            lane.chunks.popleft()
-            feed.buffered_bytes -= chunk.size_bytes
-            self.total_bytes -= chunk.size_bytes
+            self._free(feed, lane, lane.skip(chunk, stop))
             room = self._has_room()
         if room:
             self.on_room()
-        return bytes(chunk.payload)
+        return chunk.payload
 
     def _has_room(self) -> bool:
         if self._held_back and self.total_bytes <= self._settings.prefetch_bytes * 3 // 4:
@@ -294,12 +341,14 @@ class Subscription:
             if found is None:
                 return None
             feed, lane, chunk = found
-            try:
-                records = chunk.records(feed.partition.topic, feed.partition.partition)
-            except RayQueueError as error:
-                raise self._unreadable(feed, lane, chunk, error) from error
-            self._reading = Reading(feed, lane, chunk, records, self.stamp)
+            self._reading = Reading(feed, lane, chunk, self._records(feed, lane, chunk), self.stamp)
             return self._reading
+
+    def _records(self, feed: Feed, lane: Lane, chunk: Chunk) -> list[Record]:
+        try:
+            return chunk.records(feed.partition.topic, feed.partition.partition)
+        except RayQueueError as error:
+            raise self._unreadable(feed, lane, chunk, error) from error
 
     @property
     def progress(self) -> int:

@@ -327,7 +327,8 @@ class ConsumerSettings(Section):
         default="earliest", description="where to begin without a position, or with one that retention has deleted"
     )
     on_corrupt: Literal["raise", "skip", "set_aside"] = Field(
-        default="raise", description="what poll does with a batch that cannot be read; set_aside keeps its bytes"
+        default="raise",
+        description="what poll does with a batch, or a value, that cannot be read; set_aside keeps its bytes",
     )
     on_topic_deleted: Literal["raise", "drop"] = Field(
         default="raise", description="when none of its topics is left: poll raises UnknownTopicError, or waits for them"

@@ -7,9 +7,11 @@
     │   ├── OversizedRecordError
     │   ├── CorruptBatchError        checksum does not match
     │   │   └── UnreadableBatchError a batch in the log that this consumer cannot read
+    │   ├── SerializationError       a value or key that the producer's serializer cannot write
     │   ├── UnknownFormatError       not a batch, or a version this release does not know
     │   ├── InvalidOffsetError       negative or not a number
     │   └── OffsetOutOfRangeError    trimmed away, or past the end
+    ├── DeserializationError         a record's value or key that the consumer's deserializer cannot read
     ├── ProducerError
     │   ├── ProducerFencedError      a newer epoch of this producer exists
     │   ├── SequenceGapError         an earlier batch of this producer is missing
@@ -134,6 +136,13 @@ class UnreadableBatchError(CorruptBatchError):
     code = "unreadable_batch"
 
 
+class SerializationError(InvalidInputError):
+    """The producer's serializer cannot write this value or key. Nothing was accepted. ``details`` has topic and type;
+    of a ``send_many`` also the row."""
+
+    code = "serialization"
+
+
 class UnknownFormatError(InvalidInputError):
     """The bytes are not a batch, or are of a version this release does not know."""
 
@@ -150,6 +159,13 @@ class OffsetOutOfRangeError(InvalidInputError):
     """The offset was trimmed by retention or is past the end. ``details`` has start and end."""
 
     code = "offset_out_of_range"
+
+
+class DeserializationError(RayQueueError):
+    """The consumer's deserializer cannot read a record. ``details`` has topic, partition, offset, end and the record
+    with its bytes: seek to ``end`` to go on behind it, or let the consumer do so (``on_corrupt``)."""
+
+    code = "deserialization"
 
 
 class ProducerError(RayQueueError):

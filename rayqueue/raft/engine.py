@@ -1,7 +1,8 @@
 """The Raft engine of one replica: messages and time in, messages and answers out.
 
-The engine does no I/O, reads no clock and rolls no dice of its own. Whoever
-drives it, the replica's thread or the simulator, repeats one step:
+The engine does no I/O, reads no clock and rolls no dice of its own. The
+replica's loop (``rayqueue.replica.loop``), in a thread or in the simulator,
+repeats one step:
 
     engine.receive(now, event)          any number of events
     engine.propose(payload, context)    any number of proposals

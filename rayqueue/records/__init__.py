@@ -9,7 +9,7 @@ from __future__ import annotations
 from rayqueue.records.batch import RecordBatch, validate
 from rayqueue.records.columns import HeadersIn
 from rayqueue.records.header import BATCH_TAG, HEADER_BYTES, BatchHeader, Compression, with_base_offset, with_producer
-from rayqueue.records.record import Headers, Record
+from rayqueue.records.record import Headers, KeyT, Record, ValueT
 
 __all__ = [
     "BATCH_TAG",
@@ -18,8 +18,10 @@ __all__ = [
     "Compression",
     "Headers",
     "HeadersIn",
+    "KeyT",
     "Record",
     "RecordBatch",
+    "ValueT",
     "validate",
     "with_base_offset",
     "with_producer",

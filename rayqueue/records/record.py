@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Generic
+
 import msgspec
+from typing_extensions import TypeVar
+
+ValueT = TypeVar("ValueT", default=bytes)
+KeyT = TypeVar("KeyT", default=bytes)
 
 Headers = tuple[tuple[str, bytes], ...]
 """Names and values in the order they were given. A name may occur more than once."""
 
 
-class Record(msgspec.Struct, frozen=True, gc=False):
-    """One message and its position.
+class Record(msgspec.Struct, Generic[ValueT, KeyT], frozen=True, gc=False):
+    """One message and its position. Key and value are bytes, or what a consumer's deserializers made of them.
 
     A struct rather than a frozen dataclass or a named tuple: a consumer makes
     millions of these. This one is made in 0.12 µs, a tuple in 0.4 µs, for the
@@ -19,8 +25,8 @@ class Record(msgspec.Struct, frozen=True, gc=False):
     offset: int
     timestamp: int
     """Milliseconds since 1970, as the producer gave it."""
-    key: bytes | None
-    value: bytes | None
+    key: KeyT | None
+    value: ValueT | None
     headers: Headers = ()
     lane: int = 0
     topic: str = ""

@@ -36,11 +36,11 @@ from rayqueue.config import CallSettings, LogSettings, RaftSettings
 from rayqueue.errors import (
     AppendTimeoutError,
     DamagedLogError,
-    DiskFullError,
     InvariantBrokenError,
     NotLeaderError,
     RayQueueError,
     ReplicaClosedError,
+    StorageError,
 )
 from rayqueue.ids import GroupId, NodeId, Offset, Term
 from rayqueue.log.store import LogStore
@@ -50,8 +50,8 @@ from rayqueue.raft.engine import Done, RaftEngine
 from rayqueue.raft.machine import StateMachine
 from rayqueue.raft.members import Members
 from rayqueue.replica.clients import Clients
+from rayqueue.replica.loop import Loop, Written
 from rayqueue.replica.measures import Measures
-from rayqueue.replica.retry import SyncRetry
 from rayqueue.replica.service import Service
 from rayqueue.replica.status import Status
 
@@ -111,6 +111,14 @@ class Replica:
 
         rng = Random()  # noqa: S311  # election jitter
         self._engine = RaftEngine(store, machine, raft or RaftSettings(), rng, time.monotonic())
+        self._loop = Loop(
+            self._engine,
+            store,
+            send=transport.send,
+            take_calls=self._take_calls,
+            stepped=self._stepped,
+            troubled=self._cannot_write,
+        )
         self._calls: deque[tuple[Callable[[], None], Answer | None]] = deque()
         self._waiting: deque[Pending] = deque()
         self._to_confirm: list[Answer] = []
@@ -123,7 +131,6 @@ class Replica:
         self._served = False
         self._closing = False
         self._ended = False
-        self._retry = SyncRetry()
         self._was_full = False
         self._maintain_at_s = 0.0
         self._quiet_from_s = 0.0
@@ -346,27 +353,18 @@ class Replica:
             self._on_fatal(error)
 
     def _turn(self) -> None:
-        engine, transport, store = self._engine, self._transport, self._store
-        events = transport.poll(self._patience_s())
+        loop = self._loop
+        events = self._transport.poll(self._patience_s())
         self._woken = False
         now = time.monotonic()
-        for event in events:
-            engine.receive(now, event)
-        had_calls = self._take_calls()
-        ready = engine.step(now)
-        for peer, message in ready.early:
-            transport.send(peer, message)
-        self._note_leadership(now)
-        self._finish(ready.done)
+        had_calls = loop.first_half(now, events)
         if events or had_calls:
             self._quiet_from_s = now
-        settle = store.dirty and now - self._quiet_from_s >= _IDLE_SYNC_S
-        sync_now = store.must_sync or self._read_only or settle or bool(self._to_settle)
-        if sync_now and not self._sync(now):
+        settle = self._store.dirty and now - self._quiet_from_s >= _IDLE_SYNC_S
+        if (loop.must_write or settle or self._to_settle) and not self._sync(now):
             self._publish()
-            return  # what ready.late promises is not on disk
-        for peer, message in ready.late:
-            transport.send(peer, message)
+            return
+        loop.second_half()
         self._publish()
         if now >= self._maintain_at_s:
             self._maintain(now)
@@ -380,7 +378,7 @@ class Replica:
             due_s = min(due_s, self._service.next_deadline_s)
         patience = min(_POLL_MAX_S, due_s - time.monotonic())
         if self._read_only:
-            patience = min(patience, self._retry.at_s - time.monotonic())
+            patience = min(patience, self._loop.retry_at_s - time.monotonic())
         elif self._store.dirty and not self._engine.halted:
             patience = min(patience, _IDLE_SYNC_S)
         return max(0.0, patience)
@@ -428,6 +426,10 @@ class Replica:
         elif self._led and not self._served and engine.applied >= engine.noop_index:
             self._served = True
             service.lead(now)
+
+    def _stepped(self, done: list[Done]) -> None:
+        self._note_leadership(time.monotonic())
+        self._finish(done)
 
     def _finish(self, done: list[Done]) -> None:
         for item in done:
@@ -481,38 +483,17 @@ class Replica:
 
     @property
     def _read_only(self) -> bool:
-        """Nothing can be written, not even to the reserve: nothing is promised and nobody is led."""
-        return self._retry.failing
+        return self._loop.read_only
 
     def _sync(self, now: float) -> bool:
-        """True if all is durable that the step wants to promise."""
-        if self._engine.halted or (self._read_only and now < self._retry.at_s):
+        """True if all is durable that the turn wants to promise."""
+        if not self._loop.may_write(now):
             return False
         started = time.perf_counter()
         after, self._after_sync = self._after_sync, []
-        kept_all = True
-        try:
-            try:
-                if self._store.must_sync and not self._read_only and not self._to_settle:
-                    self._store.persist()
-                else:
-                    self._store.sync()
-            except DiskFullError:
-                kept_all = False
-                # It answers whoever waits, those in ``after`` too, and gives up the new entries. The rest is small.
-                self._engine.disk_full()
-                self._store.sync()
-        except DiskFullError as error:
-            if not self._read_only:
-                _log.error("%s can write nothing any more: %s", self._name(), error)
-            self._retry.failed(now)
+        written = self._loop.write(now, tables=bool(self._to_settle))
+        if written is Written.NOTHING:
             return False
-        except DamagedLogError as error:
-            _log.critical("%s writes no more and must be rebuilt: %s", self._name(), error)
-            self._engine.halt(str(error))
-            return False
-        self._retry.succeeded()
-        self._engine.synced()
         self._note_room()
         if not self._store.dirty:
             self._on_synced()
@@ -520,10 +501,17 @@ class Replica:
         self._syncs += 1
         self._sync_s += took_s
         self._longest_sync_s = max(self._longest_sync_s, took_s)
-        if kept_all:
-            for pending, result in after:
-                self._answer(pending, result)
-        return kept_all
+        if written is Written.SMALL:
+            return False  # those in ``after`` have their answer
+        for pending, result in after:
+            self._answer(pending, result)
+        return True
+
+    def _cannot_write(self, error: StorageError) -> None:
+        if isinstance(error, DamagedLogError):
+            _log.critical("%s writes no more and must be rebuilt: %s", self._name(), error)
+        else:
+            _log.error("%s can write nothing any more: %s", self._name(), error)
 
     @property
     def _full(self) -> bool:

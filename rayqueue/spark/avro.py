@@ -11,7 +11,8 @@ Spark's package spark-avro:
     int or long; float or double                        long; double
 
 Other logical types are read as what they are stored as. Other unions, and
-types that contain themselves, are no columns and are refused.
+types that contain themselves, are no columns and are refused; so is what
+``rayqueue.values.avro``, which reads the values, does not read safely.
 """
 
 from __future__ import annotations
@@ -44,6 +45,7 @@ from pyspark.sql.types import (
 )
 
 from rayqueue.errors import InvalidInputError, MissingDependencyError
+from rayqueue.values import Form, avro, shortened
 
 _PLAIN: dict[str, DataType] = {
     "boolean": BooleanType(),
@@ -188,16 +190,15 @@ def decoder(schema: str, kept: list[str], whole: StructType) -> Callable[[Iterat
     """What replaces ``value`` in Arrow batches by the fields of its records."""
     _need_fastavro()
     inside = whole.names[len(kept) :]
+    form = avro(_stored(json.loads(schema)))
 
     def decode(batches: Iterator[Any]) -> Iterator[Any]:
-        import fastavro
         import pyarrow as pa
         from pyspark.sql.pandas.types import to_arrow_schema
 
         target = to_arrow_schema(whole, timezone="UTC")
-        parsed = fastavro.parse_schema(_stored(json.loads(schema)))
         for batch in batches:
-            rows = [_read(fastavro, value, parsed) for value in batch.column("value").to_pylist()]
+            rows = [_read(form, value) for value in batch.column("value").to_pylist()]
             own = [batch.column(name) for name in kept]
             fields = [
                 pa.array([None if row is None else row[name] for row in rows], target.field(name).type)
@@ -237,19 +238,15 @@ def encoder(columns: StructType, key: str | None) -> Callable[[Iterator[Any]], I
     return encode
 
 
-def _read(fastavro: Any, value: bytes | None, schema: Any) -> Any:
+def _read(form: Form[Any], value: bytes | None) -> Any:
     if value is None:
         return None
-    source = io.BytesIO(value)
     try:
-        row = fastavro.schemaless_reader(source, schema, None)
+        return form.decode(value)
     except Exception as error:  # whatever bytes can do to a decoder
-        raise InvalidInputError(f"a value of {len(value)} bytes is not of this Avro schema: {error!r}") from error
-    if source.tell() != len(value):
         raise InvalidInputError(
-            f"a value of {len(value)} bytes is not of this Avro schema: {len(value) - source.tell()} bytes are left"
-        )
-    return row
+            f"a value of {len(value)} bytes is not of this Avro schema: {shortened(error)}"
+        ) from error
 
 
 def _stored(schema: Any) -> Any:

@@ -9,7 +9,8 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import pytest
 import ray
@@ -17,8 +18,11 @@ import ray
 from rayqueue.client.channel import Channel
 from rayqueue.client.connection import RayQueue
 from rayqueue.client.consumer import Consumer
+from rayqueue.client.producer import Producer
+from rayqueue.client.topic import Topic
 from rayqueue.errors import (
     ClosedError,
+    DeserializationError,
     InvalidInputError,
     OffsetOutOfRangeError,
     UnknownPartitionError,
@@ -267,6 +271,93 @@ def test_a_closed_or_woken_consumer_does_not_wait(rq: RayQueue) -> None:
     consumer.close()
 
 
+# -- values that are not bytes -------------------------------------------------------------
+
+
+@dataclass
+class Meal:
+    number: int
+
+
+@ray.remote(num_cpus=0)
+def cook(producer: Producer[Meal, str], meals: Topic[Meal, str]) -> list[Meal | None]:
+    """What it was given works where it arrives: a producer, a topic handle, and their forms."""
+    with producer:
+        producer.send("meals", Meal(1), key="a")
+    with meals.producer() as own:
+        own.send_many([Meal(2), None], keys=["a", "a"])
+    with meals.consumer() as consumer:
+        found: list[Record[Meal, str]] = []
+        deadline_s = time.monotonic() + 20
+        while len(found) < 3 and time.monotonic() < deadline_s:
+            found += consumer.poll()
+    return [record.value for record in found]
+
+
+def test_models_go_in_and_come_out_also_in_a_task(rq: RayQueue) -> None:
+    rq.create_topic("meals", replication=1)
+    meals = rq.topic("meals", model=Meal, key_model="str")
+    assert ray.get(cook.remote(rq.producer(model=Meal, key_serializer="str"), meals)) == [Meal(1), Meal(2), None]
+    assert meals.describe().records == 3
+
+    async def awaited() -> list[Record[Meal, str]]:
+        async with rq.producer(model=Meal, key_serializer="str") as producer:
+            await producer.send_async("meals", Meal(3), key="b")
+        found: list[Record[Meal, str]] = []
+        async with rq.consumer("meals", model=Meal, key_deserializer="str") as consumer:
+            async for record in consumer:
+                found.append(record)
+                if len(found) == 4:
+                    break
+        return found
+
+    records = asyncio.run(awaited())
+    assert [(record.key, record.value) for record in records] == [
+        ("a", Meal(1)),
+        ("a", Meal(2)),
+        ("a", None),
+        ("b", Meal(3)),
+    ]
+
+
+@pytest.mark.parametrize("way", ["raise", "skip", "set_aside"])
+def test_a_value_that_cannot_be_read_in_the_middle_of_a_batch(
+    rq: RayQueue, way: Literal["raise", "skip", "set_aside"]
+) -> None:
+    topic, place = f"poisoned-{way}", TopicPartition(f"poisoned-{way}", 0)
+    rq.create_topic(topic, replication=1)
+    with rq.producer() as producer:
+        producer.send_many(topic, [b'{"number":0}', b"poison", b'{"number":2}', b'{"number":"x"}'])
+
+    def member() -> Consumer[Meal]:
+        return rq.consumer(topic, group=topic, model=Meal, on_corrupt=way)
+
+    def read(consumer: Consumer[Meal], count: int) -> list[Meal | None]:
+        found: list[Meal | None] = []
+        deadline_s = time.monotonic() + 20
+        while len(found) < count and time.monotonic() < deadline_s:
+            found += [record.value for record in consumer.poll(timeout_ms=1000)]
+        return found
+
+    with member() as consumer:
+        if way == "raise":
+            assert read(consumer, 1) == [Meal(0)]
+            for offset, after in ((1, [Meal(2)]), (3, [])):
+                with pytest.raises(DeserializationError) as told:
+                    read(consumer, 1)
+                assert (told.value.details["topic"], told.value.details["offset"]) == (topic, offset)
+                consumer.seek(place, told.value.details["end"])
+                assert read(consumer, len(after)) == after
+        else:
+            assert read(consumer, 2) == [Meal(0), Meal(2)]
+            wait_for(lambda: consumer.poll(timeout_ms=100) == [] and consumer.skipped_records == 2, "the last one")
+            aside = [(error.details["offset"], data) for error, data in consumer.take_set_aside()]
+            assert aside == ([(1, b"poison"), (3, b'{"number":"x"}')] if way == "set_aside" else [])
+    assert rq.group(topic).lag == 0, "the group has committed past what nobody could read"
+    with member() as consumer:
+        assert consumer.poll(timeout_ms=300) == []
+
+
 def test_mistakes_are_told(rq: RayQueue) -> None:
     with pytest.raises(UnknownTopicError):
         rq.consumer("nothing", group="g")
@@ -277,7 +368,7 @@ def test_mistakes_are_told(rq: RayQueue) -> None:
     with pytest.raises(InvalidInputError, match="transactions"):
         rq.consumer("orders", group="g", delivery="exactly_once")
     with pytest.raises(InvalidInputError, match="did you mean fetch_bytes"):
-        rq.consumer("orders", fetch_bites=3)  # type: ignore[call-arg]
+        rq.consumer("orders", fetch_bites=3)  # type: ignore[call-overload]
     with rq.consumer("orders") as consumer:
         with pytest.raises(InvalidInputError, match="make the consumer in the task"):
             pickle.dumps(consumer)

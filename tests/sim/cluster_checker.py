@@ -243,6 +243,9 @@ class ClusterChecker(LogChecker):
                 name: group.info() for name, group in self.reference.groups.items()
             }:
                 raise BrokenError(Invariant.SAME_STATE, f"{node.node_id} would start with other groups than it has")
+            places = reopened.coordinators, reopened.unmade, reopened.doomed
+            if places != (self.reference.coordinators, self.reference.unmade, self.reference.doomed):
+                raise BrokenError(Invariant.SAME_STATE, f"{node.node_id} would start with other places than it has")
         for group in self.reference.groups.values():
             self._check_shares(group)
         self._check_topics()

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 from unittest.mock import patch
 
-from rayqueue.cluster.catalog import Catalog
-from rayqueue.cluster.commands import Join, Release
+from rayqueue.cluster.catalog import Catalog, PlacedReplica
+from rayqueue.cluster.commands import Join, PlaceCoordinator, Release
 from rayqueue.cluster.groups import _GROUP, Group, Groups, Member, _encode, _GroupRow, _Step
 from rayqueue.cluster.memberships import Memberships
 from rayqueue.cluster.sessions import Session
@@ -147,6 +147,21 @@ def _write_head_only(groups: Groups, group: Group, step: _Step) -> None:
     groups._store.put(META, _GROUP + group.name.encode(), _encode(row))
 
 
+def _place_in_memory(catalog: Catalog, command: PlaceCoordinator) -> None:
+    if command.node not in catalog.coordinators and command.broker not in catalog.coordinators.values():
+        placed = PlacedReplica(command.group_id, command.node, command.broker, "", 0)
+        catalog.coordinators[command.node] = command.broker
+        catalog.unmade[placed.key] = placed
+
+
+def _place_as_made(catalog: Catalog, command: PlaceCoordinator) -> None:
+    _place_coordinator(catalog, command)
+    catalog.replicas_made([(command.group_id, command.node)])
+
+
+_place_coordinator = Catalog.place_coordinator
+
+
 def _mutation(
     name: str,
     finding: str,
@@ -155,6 +170,7 @@ def _mutation(
     attribute: str,
     replacement: Any,
     *faults: str,
+    size: int | None = None,
     ending: str | None = None,
     first_seed: int = 0,
 ) -> ClusterMutation:
@@ -167,6 +183,7 @@ def _mutation(
         attribute,
         replacement,
         frozenset(faults),
+        size=size,
         ending=ending,
         first_seed=first_seed,
     )
@@ -280,6 +297,26 @@ CLUSTER_MUTATIONS = (
         "_write_counters",
         lambda catalog: None,
         *("kill", "producer_ids", "power_loss"),
+    ),
+    _mutation(
+        "places_in_memory",
+        "where a new coordinator is to be is not written",
+        Invariant.SAME_STATE,
+        Catalog,
+        "place_coordinator",
+        _place_in_memory,
+        *("growth", "kill", "power_loss"),
+        size=1,
+    ),
+    _mutation(
+        "made_before_placed",
+        "a replica counts as made before its data is there",
+        Invariant.SAME_STATE,
+        Catalog,
+        "place_coordinator",
+        _place_as_made,
+        *("growth", "kill"),
+        size=1,
     ),
     _mutation(
         "unwritten_members",

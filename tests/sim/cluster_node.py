@@ -32,7 +32,7 @@ Answer = Callable[[Any], None]
 
 
 class ClusterNode(EngineNode):
-    def __init__(self, world: ClusterWorld, node_id: NodeId, members: Members) -> None:
+    def __init__(self, world: ClusterWorld, node_id: NodeId, members: Members | None) -> None:
         self.world = world
         super().__init__(world, GroupId("coordinator"), node_id, members)
 

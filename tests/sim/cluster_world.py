@@ -30,6 +30,7 @@ from rayqueue.raft.messages import InstallSnapshot
 from rayqueue.raft.transport import Event, Received
 from rayqueue.records import RecordBatch
 from tests.sim.cluster_checker import ClusterChecker
+from tests.sim.cluster_growth import SimKeeper
 from tests.sim.cluster_members import Admin, Held, SimMember
 from tests.sim.cluster_node import ClusterNode, Connection
 from tests.sim.invariants import BrokenError, Invariant
@@ -60,6 +61,8 @@ USER_FAULTS = (
     "producer_ids",
 )
 FAULTS = (*WEATHERS, *NODE_FAULTS, *USER_FAULTS)
+GROWTH = "growth"
+"""The group begins with one replica and becomes three. Drawn beside the others."""
 
 SAFETY_S = 8.0
 HEAL_S = 30.0
@@ -145,6 +148,9 @@ class ClusterWorld:
         voters = Members.of(f"c{number}" for number in range(drawn_size if size is None else size))
         for node_id in sorted(voters.voters):
             self.nodes[node_id] = ClusterNode(self, node_id, voters)
+        # Dice of its own, so that schedules without it stay what they are.
+        grows = Random(f"grows {seed}").random() < 0.7 if faults is None else GROWTH in faults
+        self.keeper = SimKeeper(self, min(self.nodes)) if grows and len(self.nodes) == 1 else None
         self.partitions: dict[tuple[int, int], SimPartition] = {}
         self.admin = Admin(self)
         self.admin_made: dict[str, tuple[int, int]] = {}
@@ -318,6 +324,7 @@ class ClusterWorld:
                     self._kill(victim, committed=self.rng.random() < 0.5)
             case "disk_full":
                 node.disk_is_full = True
+                node.reserve_is_full = self.disk_rng.random() < 0.5
                 self.clock.after(self.rng.uniform(0.1, 2), lambda: setattr(node, "disk_is_full", False))
             case "transfer":
                 self._transfer()
@@ -442,7 +449,7 @@ class ClusterWorld:
             raise BrokenError(Invariant.PROGRESS, f"no order {when}: {self._describe()}")
 
     def _in_order(self) -> bool:
-        if self.admin.pending or self.leader() is None:
+        if self.admin.pending or self.leader() is None or not (self.keeper is None or self.keeper.done):
             return False
         last = self.checker.last_committed
         if any(node.engine.applied != last or node.disk.last_index != last for node in self.nodes.values()):

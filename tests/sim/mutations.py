@@ -405,7 +405,8 @@ MUTATIONS = (
     _engine(
         "full_disk_leads",
         "a leader that cannot write counts itself",
-        _breaks(Invariant.ON_A_MAJORITY),
+        # In a group of one, what it counted goes with the power before anybody was answered.
+        _breaks(Invariant.ON_A_MAJORITY, Invariant.LEADER_COMPLETENESS),
         "disk_full",
         lambda engine: None,
         *("disk_full", "kill", "power_loss"),

@@ -1,8 +1,7 @@
-"""One simulated replica: the real engine and state machine on a disk that can lose power.
+"""One simulated replica: the real loop, engine and state machine on a disk that can lose power.
 
-It does what the replica's thread does, in virtual time: take events, step,
-send early, sync, send late. A sync takes time, and a crash may come before,
-inside or after it.
+It drives ``rayqueue.replica.loop`` as the replica's thread does, in virtual
+time: a write takes time, and a crash may come before, inside or after it.
 """
 
 from __future__ import annotations
@@ -13,18 +12,19 @@ from random import Random
 from typing import TYPE_CHECKING, Any, Protocol
 
 from rayqueue.config import RaftSettings
-from rayqueue.errors import DamagedLogError, DiskFullError, InvariantBrokenError, RayQueueError
+from rayqueue.errors import DamagedLogError, DiskFullError, InvariantBrokenError, RayQueueError, StorageError
 from rayqueue.ids import GroupId, NodeId
 from rayqueue.log.memory_store import MemoryDisk, MemoryStore
 from rayqueue.log.store import Schema
 from rayqueue.log.wal import SECTOR_BYTES
 from rayqueue.partition import Admission, read_lanes
 from rayqueue.protocol.data import Cursor
-from rayqueue.raft.engine import RaftEngine
+from rayqueue.raft.engine import Done, RaftEngine
 from rayqueue.raft.machine import StateMachine
 from rayqueue.raft.members import Members
 from rayqueue.raft.messages import Message
 from rayqueue.raft.transport import Event, PeerDown, PeerUp, Received
+from rayqueue.replica.loop import Loop, Written
 from rayqueue.replica.tail import Tail
 from rayqueue.replica.watched import WatchedPartition
 from tests.sim.invariants import BrokenError, Invariant
@@ -82,6 +82,8 @@ class EngineNode:
         self._world = world
         self.node_id = node_id
         self.disk_is_full = False
+        self.reserve_is_full = False
+        """Not even what is small can be written while the disk is full."""
         self.broken = False
         """Its disk is damaged so that it cannot be started."""
         self.disk = world.new_disk(group_id, node_id)
@@ -91,7 +93,6 @@ class EngineNode:
         self.alive = False
         self.paused = False
         self.removed = False
-        self.read_only = False
         self.life = 0
         self.checked_commit = 0
         self.start()
@@ -105,7 +106,7 @@ class EngineNode:
         """The engine is there, on a machine that was just opened."""
 
     def after_step(self) -> None:
-        """The engine has stepped; nothing was sent or answered yet."""
+        """The engine has stepped; nothing was answered yet."""
 
     def before_sync(self) -> None:
         """All answers of the step were given."""
@@ -134,9 +135,9 @@ class EngineNode:
 
     def start(self) -> None:
         world = self._world
-        self.read_only = False
         self.life += 1
         self.alive = True
+        self.in_turn = False
         self.inbox: list[Event] = []
         self.calls: list[Callable[[], None]] = []
         self.syncing = False
@@ -152,6 +153,14 @@ class EngineNode:
         except DamagedLogError as error:
             self._cannot_start(error)
             return
+        self.loop = Loop(
+            self.engine,
+            self.disk,
+            send=self._send,
+            take_calls=self._take_calls,
+            stepped=self._stepped,
+            troubled=self._cannot_write,
+        )
         self.checked_commit = min(self.checked_commit, self.engine.commit)
         self.started()
         self._run()
@@ -170,20 +179,13 @@ class EngineNode:
     # -- the disk ------------------------------------------------------------------------
 
     def _check_space(self) -> None:
-        if self.disk_is_full:
+        if self.disk_is_full and (self.reserve_is_full or self.disk._takes_space()):
             raise DiskFullError("simulated")
 
     def _check_space_ahead(self, at: int, sectors: bytes) -> None:
         """Some file systems need space to write in place, the others do not."""
         if self.disk_is_full and self._world.disk_rng.random() < 0.5:
             raise DiskFullError("simulated")
-
-    def _write(self) -> None:
-        """As ``Replica._sync``: a small write goes into the write-ahead file, unless the tables are wanted."""
-        if self.disk.must_sync and not self.read_only and not self.settle:
-            self.disk.persist()
-        else:
-            self.disk.sync()
 
     def _write_until_power_is_lost(self) -> None:
         """Somewhere inside the write. Of the write-ahead file's sectors any may have reached the disk; the tables'
@@ -201,7 +203,7 @@ class EngineNode:
                 disk.wal.before_write, disk.before_commit = tear, _lose_power
             case "committed":
                 disk.wal.before_write, disk.after_commit = None, _lose_power
-        self._write()
+        self.loop.put(tables=self.settle)
 
     def _open_again(self) -> MemoryStore:
         """What a restart finds. Now and then power is lost once more, while it takes over what was written ahead."""
@@ -217,6 +219,10 @@ class EngineNode:
         except DamagedLogError as error:
             self._cannot_start(error)
             return self.disk
+
+    def _cannot_write(self, error: StorageError) -> None:
+        if not isinstance(error, DiskFullError) and not self.is_spoiled:
+            raise BrokenError(Invariant.OPENS, f"{self.node_id} cannot be written: {error}") from error
 
     def _cannot_start(self, error: DamagedLogError) -> None:
         if not self._world.is_spoiled(self.node_id):
@@ -246,66 +252,70 @@ class EngineNode:
             self._run()
 
     def _run(self) -> None:
+        if self.in_turn:
+            raise AssertionError("the simulator began a turn inside a turn: nothing was synced between two steps")
         if self.alive and not self.paused and not self.syncing:
+            self.in_turn = True
             try:
                 self._turn()
             except InvariantBrokenError as error:
                 raise BrokenError(Invariant.NO_SELF_STOP, f"{self.node_id} stopped: {error}") from error
+            finally:
+                self.in_turn = False
 
     def _turn(self) -> None:
         world, engine = self._world, self.engine
-        now = world.clock.now
         inbox, self.inbox = self.inbox, []
-        calls, self.calls = self.calls, []
-        for event in inbox:
-            engine.receive(now, event)
-        for action in calls:
-            action()
-        ready = engine.step(now)
-        self.after_step()
-        for peer, message in ready.early:
-            self._send(peer, message)
-        for done in ready.done:
-            done.context(done.result)
-        self.before_sync()
+        self.loop.first_half(world.clock.now, inbox)
         if not engine.is_leader or world.rng.random() < 0.3:
             engine.maintain(SEGMENT_BYTES, TRIM_ENTRIES)
         self.settle = world.disk_rng.random() < 0.1
-        if self.disk.must_sync or self.read_only or (self.disk.dirty and world.rng.random() < 0.2):
+        if self.loop.must_write or (self.disk.dirty and world.rng.random() < 0.2):
             self.syncing = True
             life, took_s = self.life, world.sync_time()
-            world.clock.after(took_s, lambda: self._synced(life, ready.late))
+            world.clock.after(took_s, lambda: self._synced(life))
             if self.doom is not None:
                 world.clock.after(world.disk_rng.random() * took_s, self.doom)
                 self.doom = None
         else:
-            self._finish(ready.late)
+            self._promise()
 
-    def _synced(self, life: int, late: list[tuple[NodeId, Message]]) -> None:
+    def _take_calls(self) -> bool:
+        calls, self.calls = self.calls, []
+        for action in calls:
+            action()
+        return bool(calls)
+
+    def _stepped(self, done: list[Done]) -> None:
+        self.after_step()
+        for each in done:
+            each.context(each.result)
+        self.before_sync()
+
+    def _synced(self, life: int) -> None:
         if life != self.life or not self.alive:
             return
         if self.paused:
-            self._world.clock.after(0.01, lambda: self._synced(life, late))
+            self._world.clock.after(0.01, lambda: self._synced(life))
             return
         self.syncing = False
-        try:
-            self._write()
-        except DiskFullError:
-            self.read_only = True
-            self.engine.disk_full()
-            self._wake(self._world.clock.now + 0.05)
-            return
-        self.read_only = False
-        self.engine.synced()
-        if not self.disk.dirty:
+        written = self.loop.write(self._world.clock.now, tables=self.settle)
+        if written is not Written.NOTHING and not self.disk.dirty:
             self.tables_synced()
-        self._finish(late)
+        if written is Written.ALL:
+            self._promise()
+        else:
+            self._sleep()
 
-    def _finish(self, late: list[tuple[NodeId, Message]]) -> None:
-        for peer, message in late:
-            self._send(peer, message)
+    def _promise(self) -> None:
+        self.loop.second_half()
+        self._sleep()
+
+    def _sleep(self) -> None:
         now = self._world.clock.now
-        if self.has_work:
+        if self.loop.read_only:
+            self._wake(self.loop.retry_at_s)
+        elif self.has_work:
             self._wake(now)
         else:
             self._wake(max(min(self.engine.next_deadline, self.own_deadline), now) + 0.001)

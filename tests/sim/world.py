@@ -218,6 +218,7 @@ class World:
                     self._kill(victim, committed=self.rng.random() < 0.5)
             case "disk_full":
                 node.disk_is_full = True
+                node.reserve_is_full = self.disk_rng.random() < 0.5
                 self.clock.after(self.rng.uniform(0.1, 3), lambda: setattr(node, "disk_is_full", False))
             case "members":
                 self.operator.start_replacing(node.node_id)

@@ -7,14 +7,14 @@ from random import Random
 from typing import Any
 
 from rayqueue.config import RaftSettings
-from rayqueue.errors import DiskFullError
 from rayqueue.ids import GroupId, Index, NodeId
 from rayqueue.log.memory_store import MemoryStore
 from rayqueue.partition.tables import META, PARTITION
-from rayqueue.raft.engine import RaftEngine
+from rayqueue.raft.engine import Done, RaftEngine
 from rayqueue.raft.members import Members
 from rayqueue.raft.messages import Message
 from rayqueue.raft.transport import Received
+from rayqueue.replica.loop import Loop, Written
 
 SETTINGS = RaftSettings(append_batch_bytes=1_000, window_bytes=4_000, max_uncommitted_bytes=2_000)
 
@@ -54,6 +54,7 @@ class Engines:
         self.stores: dict[NodeId, MemoryStore] = {}
         self.machines: dict[NodeId, Adder] = {}
         self.engines: dict[NodeId, RaftEngine] = {}
+        self.loops: dict[NodeId, Loop] = {}
         self.cut: set[NodeId] = set()
         self.answers: dict[Any, Any] = {}
         self.sent: list[tuple[NodeId, NodeId, Message]] = []
@@ -78,24 +79,23 @@ class Engines:
         seed = sum(node.encode())
         self.engines[node] = RaftEngine(self.stores[node], self.machines[node], self.settings, Random(seed), self.now)
 
+        def stepped(done: list[Done]) -> None:
+            self.answers.update((each.context, each.result) for each in done)
+
+        self.loops[node] = Loop(
+            self.engines[node],
+            self.stores[node],
+            send=lambda peer, message: self.sent.append((node, peer, message)),
+            take_calls=lambda: False,
+            stepped=stepped,
+            troubled=lambda error: None,
+        )
+
     def step(self, node: NodeId) -> None:
-        engine, store = self.engines[node], self.stores[node]
-        ready = engine.step(self.now)
-        late = ready.late
-        try:
-            try:
-                store.sync()
-            except DiskFullError:
-                late = []
-                engine.disk_full()
-                store.sync()
-            engine.synced()
-        except DiskFullError:
-            late = []
-        for done in ready.done:
-            self.answers[done.context] = done.result
-        for peer, message in ready.early + late:
-            self.sent.append((node, peer, message))
+        loop = self.loops[node]
+        loop.first_half(self.now, ())
+        if loop.write(self.now, tables=True) is Written.ALL:
+            loop.second_half()
 
     def run(self, seconds: float, until: Callable[[], bool] = lambda: False) -> None:
         """Let time pass, a hundredth of a second at a time; stop early once ``until`` holds."""

@@ -76,6 +76,24 @@ def test_what_cannot_be_columns_is_refused(schema: str) -> None:
         columns_of(schema)
 
 
+def test_an_array_of_what_takes_no_bytes_is_refused() -> None:
+    """Six bytes of a stranger would be four thousand million rows."""
+    nothing = {"type": "record", "name": "e", "fields": []}
+    schema = record(x={"type": "array", "items": nothing})
+    with pytest.raises(InvalidInputError, match="takes no bytes"):
+        decoder(schema, [], columns_of(schema))
+
+
+@pytest.mark.timeout(20)
+def test_a_decimal_is_no_longer_than_its_digits() -> None:
+    """fastavro takes two minutes for one of a megabyte."""
+    schema = record(x={"type": "bytes", "logicalType": "decimal", "precision": 9, "scale": 2})
+    value = b"\x80\x89\x7a" + b"\x7f" * 1_000_000
+    batch = pa.record_batch({"value": pa.array([value], pa.binary())})
+    with pytest.raises(InvalidInputError, match="a decimal of 9 digits in 1000000 bytes"):
+        next(decoder(schema, [], columns_of(schema))(iter([batch])))
+
+
 def test_columns_there_and_back() -> None:
     inner = StructType([StructField("c", StringType()), StructField("d", TimestampType())])
     columns = StructType(
