@@ -124,7 +124,7 @@ def test_a_failure_is_retried_from_the_same_cursor(tmp_path: Path, error: Any) -
         bench.partition.failures.append(error)
         bench.partition.append(5)
         assert offsets(await bench.take(5)) == list(range(5, 10))
-        # The fetch that waited at the end may have been answered before it could fail: then it is the next one that does.
+        # The fetch that waited at the end may have been answered before it could fail: then the next one does.
         await until(lambda: len(bench.partition.found_out) >= 4)
 
     on_bench(tmp_path, test)
