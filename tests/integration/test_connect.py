@@ -216,6 +216,7 @@ def test_nothing_is_started_unless_wanted(rq: rayqueue.RayQueue) -> None:
         rayqueue.connect("127.0.0.1:1")
 
 
+@pytest.mark.long
 def test_the_queue_outlives_its_drivers_of_whom_one_started_it_and_shutdown_keeps_its_data(
     one_node: RayCluster, tmp_path: Path
 ) -> None:

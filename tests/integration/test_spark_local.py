@@ -143,6 +143,7 @@ def test_offsets_times_splits_and_columns(rq: RayQueue, spark: SparkSession) -> 
         frame(spark, topic="nobody").count()
 
 
+@pytest.mark.long
 def test_one_liners_and_fields_inside_values(rq: RayQueue, spark: SparkSession) -> None:
     rq.create_topic("typed", partitions=2, replication=1)
     people = spark.createDataFrame([(n, f"name {n}") for n in range(100)], "id long, name string")
@@ -158,6 +159,7 @@ def test_one_liners_and_fields_inside_values(rq: RayQueue, spark: SparkSession) 
     assert packed.select("offset").distinct().count() == sum(values(rq, "packed").values()) < 100
 
 
+@pytest.mark.long
 def test_avro_values_there_and_back(rq: RayQueue, spark: SparkSession) -> None:
     rq.create_topic("avro", partitions=1, replication=1)
     schema = (
@@ -331,6 +333,7 @@ def test_a_wiped_checkpoint_is_another_writer(rq: RayQueue, spark: SparkSession,
         shutil.rmtree(tmp_path / "checkpoint")
 
 
+@pytest.mark.long
 def test_what_retention_took_is_an_error_unless_it_is_allowed(
     rq: RayQueue, spark: SparkSession, tmp_path: Path
 ) -> None:
