@@ -10,16 +10,20 @@ WORKERS ?= auto
 
 export RAY_USAGE_STATS_ENABLED := 0
 
-.PHONY: help setup demo test lint types imports unit integration e2e chaos format sim fuzz docs bench build clean
+.PHONY: help setup demo quick test lint types imports unit integration e2e chaos format sim fuzz docs bench build clean console typescript screenshots
 
 help:
 	@echo "make demo                      set up, then show that a killed leader loses nothing"
+	@echo "make quick                     lint, types, import rules and the fast unit tests: about a minute, for people at work"
 	@echo "make test                      set up, then lint, types, import rules and tests"
-	@echo "make sim SCHEDULES=n SEED=s    n seeded fault schedules of the simulator; WORLD=cluster: of the coordinator"
+	@echo "make sim SCHEDULES=n SEED=s    n seeded fault schedules of the simulator; WORLD=cluster: of the coordinator; applications: of whole clients; jobs: of work queues"
 	@echo "make fuzz INPUTS=n SEED=s      n wrong inputs for every decoder of others' bytes, then for a live replica"
 	@echo "make chaos                     nodes, coordinators, leaders, drivers and queries killed on real clusters; some minutes"
 	@echo "make e2e                       what a person does at a terminal: commands, pipes, signals; and long tests"
 	@echo "make bench [QUICK=1]           every published figure, measured again"
+	@echo "make console                   the console's checks and tests, then its page built anew (needs Node 20)"
+	@echo "make typescript                the TypeScript client's stubs, checks and tests with a real gateway, and its package"
+	@echo "make screenshots               the pictures of the console in docs/img, made by its test in Chromium"
 	@echo "make docs                      the documentation as a site, in site/; fails on a dead link"
 	@echo "make format                    let ruff rewrite what it can"
 	@echo "make lint types imports unit integration    the parts of make test"
@@ -29,6 +33,11 @@ setup:
 
 demo: setup
 	@$(PYTHON) -m rayqueue.cli demo
+
+# The parts of `make test` that answer in about a minute. What is slow is marked so by what `--durations` says.
+quick: lint types imports
+	$(PYTHON) -m pytest tests/unit -m "not slow" -n $(WORKERS) -q
+	@echo "make quick: all passed; make test runs the rest"
 
 test: lint types imports unit integration
 	@echo "make test: all passed"
@@ -47,9 +56,12 @@ unit: setup
 	$(PYTHON) -m pytest tests/unit $(wildcard tests/sim) -n $(WORKERS)
 
 # Two files at a time: starting a Ray is mostly waiting. The deadlines in them leave room for that, but for the tests
-# that promise how soon something happens: those have the machine to themselves.
+# that promise how soon something happens: those have the machine to themselves. The groups of plain processes have a
+# process of their own, too: in one that had had a Ray, a descriptor of theirs was once closed by somebody else.
 integration: setup
-	$(PYTHON) -m pytest tests/integration -m "not alone and not long" -n 2 --dist loadfile --max-worker-restart 0 --durations 10
+	$(PYTHON) -m pytest tests/integration -m "not alone and not long" -n 2 --dist loadfile --max-worker-restart 0 \
+		--durations 10 --ignore tests/integration/test_process_group.py
+	$(PYTHON) -m pytest tests/integration/test_process_group.py
 	$(PYTHON) -m pytest tests/integration -m alone
 
 # What a person does at a terminal, each step a process; and what takes long of the rest. CI runs them after `make test`.
@@ -75,6 +87,16 @@ sim: setup
 docs: setup
 	$(PYTHON) scripts/options
 	$(PYTHON) -m sphinx --quiet --fail-on-warning --keep-going docs site
+
+# The page is committed, so that a wheel is built, and installed, without Node. CI builds it again and compares.
+console:
+	cd console && npm ci --no-audit --no-fund --loglevel error && npm run --silent check && npm run --silent build
+
+typescript: setup
+	cd clients/typescript && npm ci --no-audit --no-fund --loglevel error && npm run --silent generate && npm run --silent check && npm pack --silent --dry-run
+
+screenshots: setup
+	SCREENSHOTS=docs/img $(PYTHON) -m pytest -q tests/chaos/test_console.py
 
 bench: setup
 	@set -e; for script in benchmarks/[!_]*.py; do \

@@ -13,14 +13,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from ray.util.metrics import Counter, Gauge
 
 from rayqueue.actors.names import topic_partition
-from rayqueue.ids import GroupId, NodeId
-from rayqueue.replica import Replica
+from rayqueue.ids import GroupId, ReplicaId
 from rayqueue.replica.measures import Measures, PartitionMeasures
+from rayqueue.replica.replica import Replica
 
 EVERY_S = 1.0
 
@@ -34,6 +34,12 @@ _GAUGES: dict[str, tuple[str, Callable[[Measures], float]]] = {
     "rayqueue_disk_bytes": ("size of the replica on its disk", lambda now: now.status.size_bytes),
     "rayqueue_read_only": ("1 while the disk is full", lambda now: now.status.read_only),
     "rayqueue_damaged": ("1 if the replica must be rebuilt", lambda now: now.status.damaged is not None),
+    "rayqueue_doubted": ("1 while the replica may have forgotten promises", lambda now: now.status.doubted is not None),
+    "rayqueue_in_sync": ("replicas near the end of the log, by the leader", lambda now: len(now.status.in_sync)),
+    "rayqueue_follower_lag_entries": (
+        "entries that the slowest follower lacks, by the leader",
+        lambda now: max((lag for _, lag in now.status.lags), default=0),
+    ),
     "rayqueue_clients": ("clients that are connected", lambda now: now.clients.connected),
     "rayqueue_fsync_longest_seconds": ("longest sync of the second before", lambda now: now.longest_sync_s),
 }
@@ -41,12 +47,19 @@ _GAUGES: dict[str, tuple[str, Callable[[Measures], float]]] = {
 _PARTITION_GAUGES: dict[str, tuple[str, Callable[[PartitionMeasures], float]]] = {
     "rayqueue_backlog_records": ("records that the slowest group has not committed", lambda now: now.backlog_records),
     "rayqueue_backlog_bytes": ("the same in bytes of batches", lambda now: now.backlog_bytes),
+    "rayqueue_jobs_ready": ("jobs of a work queue that wait for a worker", lambda now: now.jobs_ready),
+    "rayqueue_jobs_leased": ("jobs that workers have", lambda now: now.jobs_leased),
+    "rayqueue_jobs_delayed": ("jobs that wait for their time", lambda now: now.jobs_delayed),
+    "rayqueue_jobs_dead": ("dead letters", lambda now: now.jobs_dead),
 }
 
 _COUNTERS: dict[str, tuple[str, Callable[[Measures], float]]] = {
     "rayqueue_elections": ("times this replica became the leader", lambda now: now.elected),
+    "rayqueue_leaders_handed_over": ("times this replica became the leader by hand-over", lambda now: now.handed_over),
     "rayqueue_clients_refused": ("clients turned away because of too many", lambda now: now.clients.refused),
     "rayqueue_clients_hung_up": ("clients that this replica hung up on", lambda now: now.clients.hung_up),
+    "rayqueue_scrubbed_bytes": ("read by the slow search for damage", lambda now: now.status.scrubbed.bytes),
+    "rayqueue_scrub_passes": ("times that it has read everything", lambda now: now.status.scrubbed.passes),
     "rayqueue_fsyncs": ("syncs of the disk", lambda now: now.status.syncs),
     "rayqueue_fsync_seconds": ("time spent in them", lambda now: now.status.sync_ms / 1000),
 }
@@ -80,9 +93,9 @@ class _Growth:
 class ReplicaMetrics:
     """Of one replica. It may be a coordinator's, which has no records and no groups."""
 
-    def __init__(self, group_id: GroupId, node_id: NodeId) -> None:
+    def __init__(self, group_id: GroupId, replica_id: ReplicaId) -> None:
         topic, partition = topic_partition(group_id)
-        self._tags = {"topic": topic, "partition": partition, "node": node_id}
+        self._tags = {"topic": topic, "partition": partition, "node": replica_id}
         self._gauges = {name: self._gauge(name, text) for name, (text, _) in {**_GAUGES, **_PARTITION_GAUGES}.items()}
         counters = {**_COUNTERS, **_PARTITION_COUNTERS, **_PRODUCED}
         self._grown = {name: _Growth(self._counter(name, text)) for name, (text, _) in counters.items()}
@@ -95,16 +108,16 @@ class ReplicaMetrics:
             self._gauges[name].set(float(read(now)))
         for name, (_, read) in _COUNTERS.items():
             self._grown[name].reach(read(now))
-        if isinstance(now, PartitionMeasures):
-            self._report_partition(now)
+        if now.partition is not None:
+            self._report_partition(now.partition, leads=now.status.role == "leader")
 
-    def _report_partition(self, now: PartitionMeasures) -> None:
+    def _report_partition(self, now: PartitionMeasures, *, leads: bool) -> None:
         for name, (_, read) in _PARTITION_GAUGES.items():
             self._gauges[name].set(float(read(now)))
         for name, (_, read) in _PARTITION_COUNTERS.items():
             self._grown[name].reach(read(now))
         for name, (_, read) in _PRODUCED.items():
-            self._grown[name].reach(read(now), counts=now.status.role == "leader")
+            self._grown[name].reach(read(now), counts=leads)
         # Ray forgets no group by itself: one that is gone, or that another replica counts now, is at 0.
         for group in self._lagging - now.lags.keys():
             self._lag.set(0.0, {"group": group})
@@ -123,9 +136,36 @@ class ReplicaMetrics:
         return counter
 
 
-async def report_metrics(replica: Replica, group_id: GroupId, node_id: NodeId) -> NoReturn:
+_CLUSTER_GAUGES = {
+    "rayqueue_under_replicated_partitions": "partitions with fewer copies in service than they should have",
+    "rayqueue_moves_under_way": "replicas that are being made, replaced or removed",
+    "rayqueue_replicas_lost": "replicas whose data is lost and that were not replaced yet",
+    "rayqueue_brokers_away": "brokers that are known and not here",
+}
+
+
+class ClusterMetrics:
+    """Of the cluster, told by the coordinator that leads; the others say 0."""
+
+    def __init__(self, replica_id: ReplicaId) -> None:
+        tags = {"node": str(replica_id)}
+        self._gauges = {name: Gauge(name, text, ("node",)) for name, text in _CLUSTER_GAUGES.items()}
+        self._events = Counter("rayqueue_events", "what happened to brokers and replicas", ("node", "kind"))
+        for each in (*self._gauges.values(), self._events):
+            each.set_default_tags(tags)
+
+    def report(self, *figures: float) -> None:
+        """In the order of ``_CLUSTER_GAUGES``."""
+        for gauge, figure in zip(self._gauges.values(), figures, strict=True):
+            gauge.set(float(figure))
+
+    def count(self, kind: str) -> None:
+        self._events.inc(1.0, {"kind": kind})
+
+
+async def report_metrics(replica: Replica[Any], group_id: GroupId, replica_id: ReplicaId) -> NoReturn:
     """Until it is cancelled."""
-    metrics = ReplicaMetrics(group_id, node_id)
+    metrics = ReplicaMetrics(group_id, replica_id)
     while True:
         if replica.measures is not None:
             metrics.report(replica.measures)

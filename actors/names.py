@@ -1,4 +1,4 @@
-"""What replicas are called: in Ray, where their peers and clients find them, and on disk."""
+"""The names of replicas: in Ray, where their peers and clients find them, and on disk."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ import re
 from typing import Any
 
 from rayqueue.errors import InvalidInputError
-from rayqueue.ids import GroupId, NodeId
+from rayqueue.ids import COORDINATOR, GroupId, ReplicaId
 
-COORDINATOR = GroupId("coordinator")
 """The Raft group of the coordinator."""
 
 _PARTITION = re.compile(r"(.+)-(\d+)(?:\.\d+)?")  # the last number is the topic's id
@@ -30,10 +29,12 @@ def topic_partition(group_id: GroupId) -> tuple[str, str]:
     return (found[1], found[2]) if found else (str(group_id), "")
 
 
-def actor_name(group_id: GroupId, node_id: NodeId) -> str:
-    return f"rayqueue/{group_id}/{node_id}"
+def actor_name(group_id: GroupId, replica_id: ReplicaId) -> str:
+    return f"rayqueue/{group_id}/{replica_id}"
 
 
 PREFIX = "rayqueue/"
-COORDINATOR_PREFIX = actor_name(COORDINATOR, NodeId(""))
+COORDINATOR_PREFIX = actor_name(COORDINATOR, ReplicaId(""))
+GATEWAY_PREFIX = "rayqueue-gateway/"
+"""Of gateways, which are no replicas: the keeper does not look after them."""
 STARTER = "rayqueue/starter"

@@ -24,16 +24,16 @@ import ray
 from pydantic import SecretStr
 from ray.exceptions import RayError
 
-from rayqueue.actors import home, nodes
-from rayqueue.actors.coordinator import CoordinatorSpec
-from rayqueue.actors.home import ClusterManifest, Home
-from rayqueue.actors.names import COORDINATOR, COORDINATOR_PREFIX, actor_name
-from rayqueue.actors.nodes import RayNode
+from rayqueue.actors.coordinator_actor import CoordinatorSpec
+from rayqueue.actors.keeper import home, nodes
+from rayqueue.actors.keeper.home import ClusterManifest, Home
+from rayqueue.actors.keeper.nodes import RayNode
+from rayqueue.actors.names import COORDINATOR_PREFIX, actor_name
 from rayqueue.actors.start import start_coordinator
 from rayqueue.cluster.growth import coordinators_for
 from rayqueue.config import Settings
 from rayqueue.errors import ClusterStartError, RayQueueError, StorageError
-from rayqueue.ids import NodeId
+from rayqueue.ids import COORDINATOR, ReplicaId
 
 _log = logging.getLogger(__name__)
 
@@ -93,8 +93,8 @@ def start_cluster(settings: Settings) -> None:
     if not cluster.complete:
         _settle(settings, homes.values(), cluster)
     homes = _wait_for_majority(settings, cluster, homes, deadline_s)
-    started: dict[NodeId, Any] = {}
-    found: dict[NodeId, Any] = {}
+    started: dict[ReplicaId, Any] = {}
+    found: dict[ReplicaId, Any] = {}
     try:
         _start_coordinators(settings, cluster, homes, started, found)
         _wait_until_led(started | found, cluster, deadline_s)
@@ -114,18 +114,13 @@ def known_cluster(homes: Iterable[Home]) -> ClusterManifest | None:
     for each in sorted(homes, key=lambda each: each.broker):
         if each.cluster is not None:
             known = found.get(each.cluster.cluster_id)
-            if known is None or _rank(each.cluster) > _rank(known):
+            if known is None or home.newness(each.cluster) > home.newness(known):
                 found[each.cluster.cluster_id] = each.cluster
             where.setdefault(each.cluster.cluster_id, []).append(each.broker)
     if len(found) > 1:
         told = "; ".join(f"{cluster_id} on {', '.join(brokers)}" for cluster_id, brokers in where.items())
         raise StorageError(f"the data directories belong to different clusters: {told}", clusters=where)
     return next(iter(found.values()), None)
-
-
-def _rank(cluster: ClusterManifest) -> tuple[bool, int]:
-    """A node that was away while the coordinator's group grew knows fewer of its replicas."""
-    return cluster.complete, len(cluster.coordinators)
 
 
 def new_cluster(homes: Sequence[Home], coordinators: int, cluster_id: str) -> ClusterManifest:
@@ -139,7 +134,7 @@ def new_cluster(homes: Sequence[Home], coordinators: int, cluster_id: str) -> Cl
         left.remove(best)
         chosen.append(best)
     return ClusterManifest(
-        cluster_id, {NodeId(f"c{number}"): each.broker for number, each in enumerate(chosen, 1)}, complete=False
+        cluster_id, {ReplicaId(f"c{number}"): each.broker for number, each in enumerate(chosen, 1)}, complete=False
     )
 
 
@@ -220,8 +215,8 @@ def _start_coordinators(
     settings: Settings,
     cluster: ClusterManifest,
     homes: Mapping[str, Home],
-    started: dict[NodeId, Any],
-    found: dict[NodeId, Any],
+    started: dict[ReplicaId, Any],
+    found: dict[ReplicaId, Any],
 ) -> None:
     """Those whose nodes are there. ``found`` are those that run already."""
     for node, broker in cluster.coordinators.items():
@@ -243,11 +238,11 @@ def _start_coordinators(
                 found[node] = ray.get_actor(actor_name(COORDINATOR, node), settings.namespace)
 
 
-def _wait_until_led(started: Mapping[NodeId, Any], cluster: ClusterManifest, deadline_s: float) -> None:
+def _wait_until_led(started: Mapping[ReplicaId, Any], cluster: ClusterManifest, deadline_s: float) -> None:
     """Until one leads; and if the cluster is being made, until all of them run."""
-    problems: dict[NodeId, str] = {}
-    hopeless: dict[NodeId, RayQueueError] = {}
-    running: set[NodeId] = set()
+    problems: dict[ReplicaId, str] = {}
+    hopeless: dict[ReplicaId, RayQueueError] = {}
+    running: set[ReplicaId] = set()
     led = False
     needed = len(cluster.coordinators) // 2 + 1 if cluster.complete else len(cluster.coordinators)
     while not led or not (cluster.complete or len(running) == len(cluster.coordinators)):
@@ -272,7 +267,7 @@ def _wait_until_led(started: Mapping[NodeId, Any], cluster: ClusterManifest, dea
         time.sleep(_ASK_AGAIN_S)
 
 
-def _cannot_start(cluster: ClusterManifest, problems: Mapping[NodeId, RayQueueError]) -> RayQueueError:
+def _cannot_start(cluster: ClusterManifest, problems: Mapping[ReplicaId, RayQueueError]) -> RayQueueError:
     """Too few coordinators can ever run. The error is the first one's own, for it says what to do."""
     first = problems[min(problems)]
     told = "; ".join(f"{node}: {problem}" for node, problem in sorted(problems.items()))

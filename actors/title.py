@@ -9,12 +9,12 @@ a series behind.
 from __future__ import annotations
 
 import asyncio
-from typing import NoReturn
+from typing import Any, NoReturn
 
-import ray
-
+from rayqueue.actors._ray import set_process_title
 from rayqueue.actors.names import topic_partition
-from rayqueue.replica import Replica, Status
+from rayqueue.replica.replica import Replica
+from rayqueue.replica.status import Status
 
 EVERY_S = 1.0
 
@@ -22,7 +22,7 @@ EVERY_S = 1.0
 def who(status: Status) -> str:
     """Such as ``orders-3 r2``."""
     topic, partition = topic_partition(status.group_id)
-    return f"{topic}-{partition} {status.node_id}" if partition else f"{topic} {status.node_id}"
+    return f"{topic}-{partition} {status.replica_id}" if partition else f"{topic} {status.replica_id}"
 
 
 def title_of(status: Status) -> str:
@@ -30,8 +30,8 @@ def title_of(status: Status) -> str:
     return f"ray::{who(status)} {status.role}{trouble}"
 
 
-async def keep_title(replica: Replica) -> NoReturn:
+async def keep_title(replica: Replica[Any]) -> NoReturn:
     """Until it is cancelled."""
     while True:
-        ray._raylet.setproctitle(title_of(replica.status))  # type: ignore[attr-defined]
+        set_process_title(title_of(replica.status))
         await asyncio.sleep(EVERY_S)

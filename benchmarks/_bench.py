@@ -1,4 +1,4 @@
-"""What every benchmark script shares: its options, its data directory, its report.
+"""The frame of every benchmark script: its options, its data directory, its report.
 
 A script measures; this module does the rest. It promises that
 

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from benchmarks._bench import Figures, Steps
-from rayqueue.client.connection import RayQueue
-from rayqueue.client.consumer import Consumer
+from rayqueue.client.consumer.consumer import Consumer
+from rayqueue.client.handle import RayQueue
 
 
 class Scene(Protocol):

@@ -1,12 +1,11 @@
-"""Where a replica's time goes, step by step.
+"""The profile of a replica: where its time goes, step by step.
 
 ``install`` runs inside each replica's process, before its replica starts, and
-puts a stopwatch around the steps named in ``STEPS``; ``profile`` lets the
-leader append to itself and prints what the stopwatches of the leader and of a
-follower show. Times are exclusive: a step's own, without the steps inside it.
-Wall time that is not CPU time was spent waiting: for the disk, for a peer, or
-for Python's lock. What the stopwatches cost is subtracted, as far as it can be
-known beforehand.
+puts a stopwatch around the steps named in ``STEPS``; ``profile`` appends to the
+leader and prints what the stopwatches of the leader and of a follower show.
+Times are exclusive: a step's own, without the steps inside it. Wall time that is
+not CPU time was spent waiting: for the disk, for a peer, or for Python's lock.
+What the stopwatches cost is subtracted, as far as it can be known beforehand.
 """
 
 from __future__ import annotations
@@ -28,18 +27,19 @@ STEPS: tuple[tuple[str, str, str], ...] = (
     # module, attribute, step
     ("rayqueue.replica.replica", "Replica._turn", "replica: the rest of a turn"),
     ("rayqueue.replica.replica", "Replica._take_calls", "take calls"),
-    ("rayqueue.replica.replica", "Replica._finish", "deliver answers"),
-    ("rayqueue.replica.replica", "Replica._publish", "publish status, wake readers"),
+    ("rayqueue.replica.replica", "Replica._stepped", "deliver answers"),
+    ("rayqueue.replica.replica", "Replica._publish", "publish status"),
     ("rayqueue.replica.replica", "Replica._maintain", "maintain"),
-    ("rayqueue.replica.partition", "PartitionReplica.append", "append (caller's thread)"),
-    ("rayqueue.partition.admission", "Admission.check", "admission: checks, crc (caller's thread)"),
+    ("rayqueue.replica.clients", "Clients.on_ready", "clients: read requests"),
+    ("rayqueue.replica.clients", "Clients.flush", "clients: write answers"),
+    ("rayqueue.partition.admission", "Admission.check", "admission: checks, crc"),
     ("rayqueue.partition.admission", "Admission.admit_checked", "admission: producers"),
     ("rayqueue.raft.tcp", "TcpTransport.poll", "poll"),
     ("selectors", "EpollSelector.select", "poll: epoll, mostly waiting"),
-    ("rayqueue.raft.stream", "Stream.read_into", "poll: recv"),
+    ("rayqueue.net.streams", "Stream.read_into", "poll: recv"),
     ("rayqueue.raft.wire", "decode", "poll: decode, crc"),
     ("rayqueue.raft.tcp", "TcpTransport.send", "send: encode"),
-    ("rayqueue.raft.stream", "Stream.write", "send: socket"),
+    ("rayqueue.net.streams", "Stream.write", "send: socket"),
     ("rayqueue.raft.engine", "RaftEngine.receive", "engine: receive"),
     ("rayqueue.raft.engine", "RaftEngine.step", "engine: the rest of a step"),
     ("rayqueue.raft.engine", "RaftEngine.stock_tick", "engine: stock tick"),
@@ -149,11 +149,11 @@ def profile(bench: Bench, group: ProcessGroup, title: str, batch: Callable[[], b
     """Append for a few seconds and print a table. The group must have been started with ``SETUP``."""
     leader = group.leader()
     follower = next(node for node in group.nodes if node != leader)
-    warm = group.load(batch(), 200, in_flight, via=leader)
+    warm = group.client.load(batch(), 200, in_flight)
     seconds = 3.0 if bench.quick else 10.0
     count = int(warm.batches_per_s * seconds)
     before = {node: group.setup_report(node) for node in (leader, follower)}
-    report = group.load(batch(), count, in_flight, via=leader)
+    report = group.client.load(batch(), count, in_flight)
     after = {node: group.setup_report(node) for node in (leader, follower)}
     rows: list[list[object]] = []
     for *_, step in STEPS:

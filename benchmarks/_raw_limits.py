@@ -1,4 +1,4 @@
-"""What this machine's disk, loopback and memory can do at most, with nothing of RayQueue in between.
+"""The raw limits of this machine: disk, loopback and memory, with nothing of RayQueue in between.
 
 Each function moves the very bytes a replica would, by the most direct way
 there is, for ``seconds``. They are measured in the same run as what is

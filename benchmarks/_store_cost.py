@@ -1,4 +1,4 @@
-"""What one small write costs the store by itself: by ``sync``, straight into LMDB, and by ``persist``.
+"""The cost of one small write to the store by itself: by ``sync``, straight into LMDB, and by ``persist``.
 
 One process, one store, nothing of Raft: an entry and the rows that applying
 it changes, made durable, one time after the other.
@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from rayqueue.ids import GroupId, Index, NodeId, Term
+from rayqueue.ids import GroupId, Index, ReplicaId, Term
 from rayqueue.log.lmdb_store import LmdbStore
 from rayqueue.log.store import Entry
 from rayqueue.partition.tables import OFFSETS, PARTITION, PRODUCERS
@@ -28,7 +28,7 @@ class WriteCost:
 
 def small_writes(folder: Path, batch: bytes, seconds: float, harden: Callable[[LmdbStore], None]) -> WriteCost:
     """``harden`` is ``LmdbStore.sync`` or ``LmdbStore.persist``."""
-    store = LmdbStore.create(folder, GroupId("bench-0"), NodeId("a"), schema=PARTITION)
+    store = LmdbStore.create(folder, GroupId("bench-0"), ReplicaId("a"), schema=PARTITION)
     clock = time.perf_counter
     times_ms: list[float] = []
     try:

@@ -28,9 +28,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import rayqueue
 from benchmarks._bench import Bench, Steps, figure, median, parser
 from rayqueue import TopicPartition
-from rayqueue.client.connection import RayQueue
 from rayqueue.client.embedded import embedded_ray
-from rayqueue.client.producer import Producer
+from rayqueue.client.handle import RayQueue
+from rayqueue.client.producer.producer import Producer
 
 TOPIC = "backlog"
 SHORT_RECORDS = 10_000

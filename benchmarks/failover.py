@@ -26,9 +26,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import rayqueue
 from benchmarks._bench import Bench, Steps, figure, median, parser
-from rayqueue.client.connection import RayQueue
-from rayqueue.client.delivery import Delivery
 from rayqueue.client.embedded import embedded_ray
+from rayqueue.client.handle import RayQueue
+from rayqueue.client.producer.delivery import Delivery
 from rayqueue.testing import wait_for
 from rayqueue.testing.faults import kill_leader
 

@@ -1,4 +1,4 @@
-"""What a queue costs that nobody uses: memory, threads and CPU of each of its actors.
+"""The cost of a queue that nobody uses: memory, threads and CPU of each of its actors.
 
     python benchmarks/idle.py [--quick] [--json] [--partitions N]
 
@@ -22,11 +22,11 @@ import ray
 
 import rayqueue
 from benchmarks._bench import Bench, Steps, median, parser
+from rayqueue.actors.keeper.nodes import found_actors
 from rayqueue.actors.names import COORDINATOR_PREFIX, actor_name
-from rayqueue.actors.nodes import found_actors
-from rayqueue.client.connection import RayQueue
 from rayqueue.client.embedded import embedded_ray
-from rayqueue.ids import GroupId, NodeId
+from rayqueue.client.handle import RayQueue
+from rayqueue.ids import GroupId, ReplicaId
 
 TOPIC = "idle"
 SETTLE_S = 5.0
@@ -56,7 +56,7 @@ class Nothing:
 
 def processes(rq: RayQueue) -> dict[str, list[int]]:
     replicas = [
-        actor_name(GroupId(partition.group_id), NodeId(replica.node))
+        actor_name(GroupId(partition.group_id), ReplicaId(replica.node))
         for topic in rq.topics()
         for partition in topic.partitions
         for replica in partition.replicas

@@ -26,8 +26,8 @@ import ray
 
 import rayqueue
 from benchmarks._bench import Bench, figure, parser, percentile
-from rayqueue.client.connection import RayQueue
 from rayqueue.client.embedded import embedded_ray
+from rayqueue.client.handle import RayQueue
 
 TOPIC = "latency"
 VALUE_BYTES = 100

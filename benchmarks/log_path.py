@@ -1,14 +1,14 @@
 """The log's path: three replica processes, one disk, fsync before every answer.
 
-Throughput and latency of appends inside the leader's process (no client, no
-Ray), beside what the same disk and the same loopback can do at most; bytes on
-disk per byte of payload; and CPU per batch as the log grows.
+Throughput and latency of appends over one client's connection (no Ray, no
+producer), beside what the same disk and the same loopback can do at most; bytes
+on disk per byte of payload; and CPU per batch as the log grows.
 
     python benchmarks/log_path.py [--quick] [--json] [--plot] [--profile]
 
 Batches are those of an idempotent producer. "In flight" is how many of them
 wait for their answer at a time. MB are payload: what users would count. CPU is
-that of the whole process, which includes making the batches on the leader.
+that of the replicas' processes; the client's, which makes the batches, is not in it.
 ``ratio_to_raw_lmdb`` compares 8 in flight with one process that does nothing
 but put the same batches into LMDB, one synced transaction each.
 """
@@ -29,7 +29,7 @@ from benchmarks._bench import Bench, Figures, Steps, figure, median, parser, per
 from benchmarks._profile import SETUP, profile
 from benchmarks._store_cost import small_writes
 from rayqueue.config import Settings
-from rayqueue.ids import NodeId
+from rayqueue.ids import ReplicaId
 from rayqueue.log.lmdb_store import LmdbStore
 from rayqueue.records import RecordBatch
 from rayqueue.testing import LoadReport, ProcessGroup
@@ -87,10 +87,10 @@ class Cost:
 def measured(group: ProcessGroup, batch: bytes, batches: int, in_flight: int) -> Cost:
     leader = group.leader()
     before = {node: group.usage(node) for node in group.nodes}
-    report = group.load(batch, batches, in_flight, via=leader)
+    report = group.client.load(batch, batches, in_flight)
     after = {node: group.usage(node) for node in group.nodes}
 
-    def cpu_us(node: NodeId) -> float:
+    def cpu_us(node: ReplicaId) -> float:
         return (after[node].cpu_s - before[node].cpu_s) / batches * 1e6
 
     followers = [cpu_us(node) for node in group.nodes if node != leader]
@@ -124,7 +124,7 @@ def throughput(bench: Bench, folder: Path, shape: Shape, steps: Steps) -> None:
             limits.append(raw.lmdb_put(folder / "raw", shape.batch(), seconds))
             for in_flight in flights:
                 steps.next(f"{shape}: {in_flight} in flight, round {number + 1}")
-                warm = group.load(shape.batch(), 100, in_flight)
+                warm = group.client.load(shape.batch(), 100, in_flight)
                 batches = min(int(warm.batches_per_s * seconds), 400_000_000 // shape.payload_bytes)
                 costs[in_flight].append(measured(group, shape.batch(), max(100, batches), in_flight))
                 done += warm.batches + costs[in_flight][-1].report.batches
@@ -277,7 +277,7 @@ def length(bench: Bench, folder: Path, steps: Steps) -> list[tuple[int, Cost]]:
                 break
             steps.next(f"{batches:,} small batches")
             fill = batches - PROBE_BATCHES - written
-            group.load(SINGLE.batch(), fill, FILL_IN_FLIGHT, timeout_s=1800)
+            group.client.load(SINGLE.batch(), fill, FILL_IN_FLIGHT, timeout_s=1800)
             cost = measured(group, SINGLE.batch(), PROBE_BATCHES, PROBE_IN_FLIGHT)
             written = batches
             leader = group.leader()

@@ -29,24 +29,24 @@ import trustme
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks._bench import Bench, parser
-from rayqueue.ids import GroupId, Index, NodeId, Term
+from rayqueue.ids import GroupId, Index, ReplicaId, Term
 from rayqueue.log.store import Entry
 from rayqueue.raft.messages import AppendEntries, AppendReply, PreVote, TimeoutNow
 from rayqueue.raft.tcp import TcpTransport, tls_contexts
 from rayqueue.raft.transport import Event, PeerUp, Received
 from rayqueue.records.checksum import entry_crc
 
-LEADER, FOLLOWER = NodeId("leader"), NodeId("follower")
+LEADER, FOLLOWER = ReplicaId("leader"), ReplicaId("follower")
 SECRET = b"only for this benchmark"
 HOST = "127.0.0.1"
 PAYLOAD_BYTES = 100_000
 
 
-def transport(node_id: NodeId, certificates: Path | None) -> TcpTransport:
+def transport(replica_id: ReplicaId, certificates: Path | None) -> TcpTransport:
     tls = None
     if certificates is not None:
         tls = tls_contexts(certificates / "cert.pem", certificates / "key.pem", certificates / "ca.pem")
-    return TcpTransport(node_id, GroupId("bench-0"), SECRET, HOST, tls=tls)
+    return TcpTransport(replica_id, GroupId("bench-0"), SECRET, HOST, tls=tls)
 
 
 def issue_certificates(folder: Path) -> None:

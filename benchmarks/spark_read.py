@@ -36,8 +36,8 @@ import rayqueue
 from benchmarks._bench import Bench, Steps, median, parser, percentile
 from rayqueue.bridge.lookup import Lookup
 from rayqueue.bridge.places import EARLIEST, LATEST, Places
-from rayqueue.client.connection import RayQueue
 from rayqueue.client.embedded import embedded_ray
+from rayqueue.client.handle import RayQueue
 
 RECORD_BYTES = 100
 COLUMN_RECORDS = 10_000

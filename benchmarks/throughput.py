@@ -35,9 +35,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import rayqueue
 from benchmarks._bench import Bench, Figures, Steps, figure, median, parser
 from benchmarks._consume import consume
-from rayqueue.client.connection import RayQueue
 from rayqueue.client.embedded import embedded_ray
-from rayqueue.client.producer import Producer
+from rayqueue.client.handle import RayQueue
+from rayqueue.client.producer.producer import Producer
 
 SIZES_BYTES = (100, 1000)
 PARTITIONS = (1, 4)

@@ -1,29 +1,29 @@
-"""Topics, groups and brokers, for people and programs that look after them.
+"""Administration: topics, groups and brokers, for people and programs that look after them. In the I/O thread.
 
-Each function asks the coordinator, and where it tells how things are now, the
+Each method asks the coordinator, and where it tells how things are now, the
 replicas too. The answers are values: nothing in them changes later. Names and
 settings are checked here, before anything is sent, and again by the coordinator.
 """
 
 from __future__ import annotations
 
-import asyncio
 import uuid
 from collections import Counter
-from collections.abc import Awaitable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, TypeVar
 
 import msgspec
-import ray
-from ray.exceptions import RayError
 
-from rayqueue.actors.names import actor_name
+from rayqueue.client import rebalancing
 from rayqueue.client.arguments import did_you_mean
-from rayqueue.client.calls import typed
+from rayqueue.client.group_reset import GroupReset, Target, reset_group
+from rayqueue.client.leaders import transfer_leader
 from rayqueue.client.readiness import Progress, wait_for_leaders
-from rayqueue.client.routing import Routes, ask
-from rayqueue.client.waiting import telling
+from rayqueue.client.rebalancing import RebalancePlan, RebalanceProgress
+from rayqueue.client.recovery import PartitionRecovery, plan_recovery
+from rayqueue.client.wait_notices import telling
+from rayqueue.config import Settings
 from rayqueue.errors import (
     GroupNotEmptyError,
     InvalidInputError,
@@ -33,24 +33,34 @@ from rayqueue.errors import (
     TopicExistsError,
     TopicNotReadyError,
     UnknownGroupError,
+    UnknownPartitionError,
 )
-from rayqueue.ids import GroupId, NodeId
+from rayqueue.net.interfaces import Routes, ask
+from rayqueue.net.requests import gathered
 from rayqueue.protocol.calls import (
     AlterTopic,
     Call,
+    ClusterInfo,
     CreateTopic,
     DeletedGroup,
     DeleteGroup,
     DeleteTopic,
+    DescribeCluster,
     DescribeGroup,
+    DrainBroker,
+    EventInfo,
     ForgetGroup,
+    GetEvents,
     GetLag,
     GetPosition,
     GetTopics,
     GroupInfo,
     ListGroups,
     MemberInfo,
+    MoveInfo,
+    MoveReplica,
     Position,
+    RecoverPartition,
     Topics,
 )
 from rayqueue.protocol.topics import (
@@ -62,13 +72,8 @@ from rayqueue.protocol.topics import (
     is_internal,
 )
 
-if TYPE_CHECKING:
-    from rayqueue.client.connection import RayQueue
-
 _T = TypeVar("_T")
 
-_STATUS_TIMEOUT_S = 2.0
-_AT_ONCE = 64
 _TOLD_PARTITIONS = 3
 _FORGET_ATTEMPTS = 5
 """A consumer without membership may commit while its group is deleted."""
@@ -84,6 +89,11 @@ class ReplicaDescription:
     size_bytes: int | None
     problem: str | None
     """Why it does not serve, such as a disk that was lost."""
+    in_sync: bool = False
+    """It is near the end of the log, as its leader knows it: it answers, and has all that the leader had
+    ``raft.in_sync_ms`` ago. False for all while there is no leader."""
+    lag: int | None = None
+    """Entries of the log (batches and the like) that the leader does not know it to have; None if it knows nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,8 +111,13 @@ class PartitionDescription:
 
     @property
     def healthy(self) -> int:
-        """Replicas that answer and report no problem. How far each has come is its ``high_watermark``."""
+        """Replicas that answer and report no problem. How far each has come is another question: ``in_sync``."""
         return sum(replica.problem is None for replica in self.replicas)
+
+    @property
+    def in_sync(self) -> int:
+        """Replicas that are near the end of the log, the leader included: there are so many copies of nearly all."""
+        return sum(replica.in_sync for replica in self.replicas)
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,43 +167,254 @@ class GroupDescription:
         return sum(partition.lag for partition in self.partitions)
 
 
+class AdminRoutes(Routes, Protocol):
+    async def statuses(self, info: TopicInfo) -> Mapping[tuple[str, str], Any]: ...
+
+
+class Admin:
+    """Of one queue. ``rayqueue.RayQueue`` has the same methods, for threads and for ``await``."""
+
+    def __init__(self, routes: AdminRoutes, settings: Settings) -> None:
+        self._routes = routes
+        self._settings = settings
+
+    # -- topics ---------------------------------------------------------------------------------
+
+    async def create_topic(
+        self,
+        name: str,
+        settings: Mapping[str, Any],
+        *,
+        if_missing: bool = False,
+        wait: bool = True,
+        on_progress: Progress | None = None,
+    ) -> TopicInfo:
+        check_name("topic", name)
+        checked = _topic_settings(settings)
+        with telling(lambda: f"waiting for the coordinator, which finds places for topic {name!r}"):
+            info, made = await self._found_or_made(name, checked, if_missing)
+        if not made:
+            _refuse_differences(info, settings)
+        if wait:
+            try:
+                await self._until_led(info, info.partitions, on_progress)
+            except TopicNotReadyError as error:
+                raise await self._taken_back(info, error, made) from error
+        return info
+
+    async def _found_or_made(self, name: str, settings: TopicSettings, if_missing: bool) -> tuple[TopicInfo, bool]:
+        """The topic, and whether it is this call that made it."""
+        for info in (await self._ask(GetTopics(names=(name,)))).topics if if_missing else ():
+            return info, False
+        call = CreateTopic(name=name, settings=settings, attempt=uuid.uuid4().hex)
+        try:
+            return await self._ask(call), True
+        except TopicExistsError:
+            if not if_missing:
+                raise
+            return await self._ask(msgspec.structs.replace(call, if_missing=True)), False
+
+    async def _taken_back(self, info: TopicInfo, error: TopicNotReadyError, made: bool) -> TopicNotReadyError:
+        """A topic that this call made, and that nobody can have written to, is not left behind."""
+        there = f"the topic is there: create_topic({info.name!r}, if_missing=True) waits on, delete_topic takes it back"
+        if made and not error.details["led"]:
+            try:
+                await self._ask(DeleteTopic(name=info.name, topic_id=info.topic_id))
+                there = "the topic was taken back"
+            except RayQueueError as problem:
+                there = f"{there} (it could not be taken back now: {problem})"
+        return TopicNotReadyError(f"{error}; {there}", **error.details)
+
+    async def topics(self, *, include_internal: bool = False) -> list[TopicInfo]:
+        found: Topics = await self._ask(GetTopics())
+        shown = [info for info in found.topics if include_internal or not is_internal(info.name)]
+        return sorted(shown, key=lambda info: info.name)
+
+    async def topic(self, name: str) -> TopicDescription:
+        check_name("topic", name)
+        info = await self._routes.topic(name, refresh=True)
+        statuses = await self._routes.statuses(info)
+        return TopicDescription(
+            info.name,
+            info.topic_id,
+            info.settings,
+            tuple(_described(partition, statuses) for partition in info.partitions),
+        )
+
+    async def alter_topic(
+        self, name: str, changes: Mapping[str, Any], *, wait: bool = True, on_progress: Progress | None = None
+    ) -> TopicInfo:
+        check_name("topic", name)
+        before = await self._routes.topic(name, refresh=True)
+        check_settings(changes)
+        before.settings.changed(changes)  # says what is wrong without a round trip; the coordinator decides
+        info: TopicInfo = await self._ask(AlterTopic(name=name, topic_id=before.topic_id, changes=dict(changes)))
+        if wait:
+            known = {partition.number for partition in before.partitions}
+            new = [partition for partition in info.partitions if partition.number not in known]
+            await self._until_led(info, new, on_progress)
+        return info
+
+    async def delete_topic(self, name: str) -> bool:
+        """The topic that has this name now; one that is made while this is tried again stays."""
+        found: Topics = await self._ask(GetTopics(names=(check_name("topic", name),)))
+        for info in found.topics:
+            await self._ask(DeleteTopic(name=name, topic_id=info.topic_id))
+        return bool(found.topics)
+
+    async def _until_led(
+        self, info: TopicInfo, partitions: Sequence[PartitionInfo], on_progress: Progress | None
+    ) -> None:
+        """Until each has a leader, that this process is then connected with. ``TopicNotReadyError`` if that is given
+        up."""
+
+        async def reason() -> str:
+            return f"waiting for leaders: {_standing(info, partitions, await self._routes.statuses(info))}"
+
+        with telling(reason):
+            await self._routes.topic(info.name, refresh=True)
+            await wait_for_leaders(
+                self._routes,
+                info,
+                partitions,
+                lambda: self._routes.statuses(info),
+                stall_s=self._settings.cluster.topic_timeout_ms / 1000,
+                on_progress=on_progress,
+            )
+
+    # -- groups and brokers ---------------------------------------------------------------------
+
+    async def groups(self) -> list[GroupInfo]:
+        return sorted(await self._ask(ListGroups()), key=lambda info: info.group)
+
+    async def group(self, name: str) -> GroupDescription:
+        unknown: UnknownGroupError | None = None
+        try:
+            info: GroupInfo = await self._ask(DescribeGroup(group=check_name("group", name)))
+        except UnknownGroupError as error:
+            # Who reads without being a member (Spark, Ray Data, manual partitions) has positions and nothing else.
+            unknown, info = error, GroupInfo(name, 0, "", "empty", ())
+        readers = {grant.topic_partition: member.member for member in info.members for grant in member.grants}
+        wanted = {topic for member in info.members for topic in member.topics}
+        all_topics = await self.topics(include_internal=True)
+        wanted_topics = [each for each in all_topics if not wanted or each.name in wanted]
+        lags = await _lags(self._routes, name, wanted_topics, readers)
+        # Without members only the partitions tell which topics were read.
+        told = tuple(lag for lag in lags if wanted or lag.committed)
+        if unknown is not None and not told:
+            raise unknown
+        return GroupDescription(
+            info.group,
+            info.generation,
+            info.assignor,
+            info.state,
+            info.members,
+            told,
+            info.empty_since_ms,
+            info.expires_at_ms,
+        )
+
+    async def delete_group(self, name: str) -> bool:
+        return await forget_group(self._routes, check_name("group", name))
+
+    async def reset_group(
+        self,
+        name: str,
+        target: Target,
+        *,
+        topic: str | None = None,
+        partitions: Iterable[int] | None = None,
+        dry_run: bool = False,
+    ) -> GroupReset:
+        return await reset_group(self._routes, name, target, topic=topic, partitions=partitions, dry_run=dry_run)
+
+    async def cluster(self, timeout_ms: int | None = None) -> ClusterInfo:
+        return await self._routes.coordinator.call(DescribeCluster(), timeout_ms=timeout_ms)  # type: ignore[no-any-return]
+
+    async def events(self, after: int) -> list[EventInfo]:
+        return list(await self._ask(GetEvents(after=after)))
+
+    async def drain(self, broker: str, draining: bool) -> ClusterInfo:
+        call = DrainBroker(broker=check_name("broker", broker), draining=draining)
+        return await self._ask(call)  # type: ignore[no-any-return]
+
+    async def move_replica(self, topic: str, partition: int, source: str, target: str) -> MoveInfo:
+        info = await self._routes.topic(topic, refresh=True)
+        sizes, _ = await rebalancing.looked_up(self._routes, (info,))
+        group_id = info.partitions[partition].group_id if partition < len(info.partitions) else ""
+        call = MoveReplica(
+            topic=topic,
+            topic_id=info.topic_id,
+            partition=partition,
+            source=source,
+            target=target,
+            size_bytes=sizes.get(group_id, 0),
+        )
+        return await self._ask(call)  # type: ignore[no-any-return]
+
+    async def transfer_leader(self, topic: str, partition: int, broker: str, timeout_ms: int) -> None:
+        await transfer_leader(self._routes, topic, partition, broker, timeout_ms)
+
+    async def recover_partition(
+        self, topic: str, partition: int, survivor: str | None, unsafe: bool
+    ) -> PartitionRecovery:
+        info = await self._routes.topic(topic, refresh=True)
+        where = await self._partition_of(info, partition)
+        plan = plan_recovery(info, where, await self._routes.statuses(info), survivor)
+        if unsafe:
+            call = RecoverPartition(
+                topic=topic,
+                topic_id=info.topic_id,
+                partition=partition,
+                survivor=plan.survivor,
+                replicas=tuple(replica.node for replica in where.replicas),
+                said=plan.said,
+            )
+            plan = replace(plan, done=await self._ask(call))
+            await self._routes.topic(topic, refresh=True)
+        return plan
+
+    async def _partition_of(self, info: TopicInfo, partition: int) -> PartitionInfo:
+        if not 0 <= partition < len(info.partitions):
+            raise UnknownPartitionError(
+                f"{info.name} has {len(info.partitions)} partitions; there is no {partition}",
+                topic=info.name,
+                partition=partition,
+            )
+        return info.partitions[partition]
+
+    async def plan_rebalance(self) -> RebalancePlan:
+        return await rebalancing.make_plan(self._routes)
+
+    async def rebalance(self, wanted: RebalancePlan | None) -> RebalanceProgress | None:
+        if wanted is None:
+            wanted = await rebalancing.make_plan(self._routes)
+        return rebalancing.progress_of(await rebalancing.begin(self._routes, wanted))
+
+    async def stop_rebalance(self) -> ClusterInfo:
+        return await rebalancing.stop(self._routes)
+
+    async def _ask(self, call: Call) -> Any:
+        try:
+            return await self._routes.coordinator.call(call)
+        except msgspec.MsgspecError as error:
+            raise InvalidInputError(f"{type(call).__name__} cannot be sent: {error}") from None
+
+
 # -- topics -----------------------------------------------------------------------------------------
 
 
-def create_topic(
-    rq: RayQueue,
-    name: str,
-    settings: Mapping[str, Any],
-    *,
-    if_missing: bool,
-    wait: bool,
-    on_progress: Progress | None,
-) -> TopicInfo:
-    check_name("topic", name)
-    checked = _topic_settings(settings)
-    with telling(lambda: f"waiting for the coordinator, which finds places for topic {name!r}"):
-        info, made = _found_or_made(rq, name, checked, if_missing)
-    if not made:
-        _refuse_differences(info, settings)
-    if wait:
-        try:
-            _until_led(rq, info, info.partitions, on_progress)
-        except TopicNotReadyError as error:
-            raise _taken_back(rq, info, error, made) from error
-    return info
+def _topic_settings(settings: Mapping[str, Any]) -> TopicSettings:
+    check_settings(settings)
+    return TopicSettings(**settings).check()
 
 
-def _found_or_made(rq: RayQueue, name: str, settings: TopicSettings, if_missing: bool) -> tuple[TopicInfo, bool]:
-    """The topic, and whether it is this call that made it."""
-    for info in _ask(rq, GetTopics(names=(name,))).topics if if_missing else ():
-        return info, False
-    call = CreateTopic(name=name, settings=settings, attempt=uuid.uuid4().hex)
-    try:
-        return _ask(rq, call), True
-    except TopicExistsError:
-        if not if_missing:
-            raise
-        return _ask(rq, msgspec.structs.replace(call, if_missing=True)), False
+def check_settings(settings: Iterable[str]) -> None:
+    """``InvalidInputError`` if a topic has no setting of one of these names."""
+    known = TopicSettings.__struct_fields__
+    for key in settings:
+        if key not in known:
+            raise InvalidInputError(f"a topic has no setting {key!r}{did_you_mean(key, known)}", key=key)
 
 
 def _refuse_differences(info: TopicInfo, wanted: Mapping[str, Any]) -> None:
@@ -207,74 +433,8 @@ def _refuse_differences(info: TopicInfo, wanted: Mapping[str, Any]) -> None:
     )
 
 
-def _taken_back(rq: RayQueue, info: TopicInfo, error: TopicNotReadyError, made: bool) -> TopicNotReadyError:
-    """A topic that this call made, and that nobody can have written to, is not left behind."""
-    there = f"the topic is there: create_topic({info.name!r}, if_missing=True) waits on, delete_topic takes it back"
-    if made and not error.details["led"]:
-        try:
-            _ask(rq, DeleteTopic(name=info.name, topic_id=info.topic_id))
-            there = "the topic was taken back"
-        except RayQueueError as problem:
-            there = f"{there} (it could not be taken back now: {problem})"
-    return TopicNotReadyError(f"{error}; {there}", **error.details)
-
-
-def topics(rq: RayQueue, *, include_internal: bool) -> list[TopicInfo]:
-    found: Topics = _ask(rq, GetTopics())
-    shown = [info for info in found.topics if include_internal or not is_internal(info.name)]
-    return sorted(shown, key=lambda info: info.name)
-
-
-def topic(rq: RayQueue, name: str) -> TopicDescription:
-    check_name("topic", name)
-    info = rq.io.call(rq.routes.topic(name, refresh=True))
-    statuses = _statuses(rq, info)
-    return TopicDescription(
-        info.name,
-        info.topic_id,
-        info.settings,
-        tuple(_described(partition, statuses) for partition in info.partitions),
-    )
-
-
-def alter_topic(
-    rq: RayQueue, name: str, changes: Mapping[str, Any], *, wait: bool, on_progress: Progress | None
-) -> TopicInfo:
-    check_name("topic", name)
-    before = rq.io.call(rq.routes.topic(name, refresh=True))
-    _check_keys(changes)
-    before.settings.changed(changes)  # says what is wrong without a round trip; the coordinator decides
-    info: TopicInfo = _ask(rq, AlterTopic(name=name, topic_id=before.topic_id, changes=dict(changes)))
-    if wait:
-        known = {partition.number for partition in before.partitions}
-        new = [partition for partition in info.partitions if partition.number not in known]
-        _until_led(rq, info, new, on_progress)
-    return info
-
-
-def delete_topic(rq: RayQueue, name: str) -> bool:
-    """The topic that has this name now; one that is made while this is tried again stays."""
-    found: Topics = _ask(rq, GetTopics(names=(check_name("topic", name),)))
-    for info in found.topics:
-        _ask(rq, DeleteTopic(name=name, topic_id=info.topic_id))
-    return bool(found.topics)
-
-
-def _topic_settings(settings: Mapping[str, Any]) -> TopicSettings:
-    _check_keys(settings)
-    return TopicSettings(**settings).check()
-
-
-def _check_keys(settings: Iterable[str]) -> None:
-    known = TopicSettings.__struct_fields__
-    for key in settings:
-        if key not in known:
-            raise InvalidInputError(f"a topic has no setting {key!r}{did_you_mean(key, known)}", key=key)
-
-
-def _standing(rq: RayQueue, info: TopicInfo, partitions: Sequence[PartitionInfo]) -> str:
+def _standing(info: TopicInfo, partitions: Sequence[PartitionInfo], statuses: Mapping[tuple[str, str], Any]) -> str:
     """Which replicas of the partitions without a leader have started, and what keeps the others."""
-    statuses = _statuses(rq, info)
     waiting = [each for each in (_described(partition, statuses) for partition in partitions) if each.leader is None]
     told = [f"{len(partitions) - len(waiting)} of {len(partitions)} partitions of {info.name} have one"]
     for each in waiting[:_TOLD_PARTITIONS]:
@@ -286,49 +446,6 @@ def _standing(rq: RayQueue, info: TopicInfo, partitions: Sequence[PartitionInfo]
     return ", ".join(told)
 
 
-def _until_led(
-    rq: RayQueue, info: TopicInfo, partitions: Sequence[PartitionInfo], on_progress: Progress | None
-) -> None:
-    """Until each has a leader, that this process is then connected with. ``TopicNotReadyError`` if that is given up."""
-
-    async def wait() -> None:
-        await rq.routes.topic(info.name, refresh=True)
-        await wait_for_leaders(
-            rq.routes,
-            info,
-            partitions,
-            lambda: asyncio.to_thread(_statuses, rq, info),
-            stall_s=rq.settings.cluster.topic_timeout_ms / 1000,
-            on_progress=on_progress,
-        )
-
-    with telling(lambda: f"waiting for leaders: {_standing(rq, info, partitions)}"):
-        rq.io.call(wait())
-
-
-def _statuses(rq: RayQueue, info: TopicInfo) -> dict[tuple[str, str], Any]:
-    """What every replica says of itself now: a ``Status``, or why there is none. One Ray call each."""
-    found: dict[tuple[str, str], Any] = {}
-    asked: dict[Any, tuple[str, str]] = {}
-    for partition in info.partitions:
-        for replica in partition.replicas:
-            key = (partition.group_id, replica.node)
-            name = actor_name(GroupId(partition.group_id), NodeId(replica.node))
-            try:
-                asked[ray.get_actor(name, rq.namespace).status.remote()] = key
-            except ValueError:
-                found[key] = RayQueueError("has no actor now: its broker is away, or it is being started")
-    ready, late = ray.wait(list(asked), num_returns=len(asked), timeout=_STATUS_TIMEOUT_S) if asked else ([], [])
-    for ref in late:
-        found[asked[ref]] = RayQueueError("does not answer")
-    for ref in ready:
-        try:
-            found[asked[ref]] = ray.get(ref)
-        except (RayError, RayQueueError) as error:
-            found[asked[ref]] = typed(error, asked[ref][1])
-    return found
-
-
 def _described(partition: PartitionInfo, statuses: Mapping[tuple[str, str], Any]) -> PartitionDescription:
     replicas: list[ReplicaDescription] = []
     leader, newest = None, None
@@ -337,7 +454,7 @@ def _described(partition: PartitionInfo, statuses: Mapping[tuple[str, str], Any]
         if isinstance(told, Exception):
             replicas.append(ReplicaDescription(replica.node, replica.broker, "absent", None, None, str(told)))
             continue
-        problem = told.damaged or ("the disk is full" if told.read_only else None)
+        problem = told.damaged or told.doubted or ("the disk is full" if told.read_only else None)
         replicas.append(
             ReplicaDescription(replica.node, replica.broker, told.role, told.high_watermark, told.size_bytes, problem)
         )
@@ -345,6 +462,9 @@ def _described(partition: PartitionInfo, statuses: Mapping[tuple[str, str], Any]
             leader, newest = replica.broker, told
         elif newest is None or (newest.role != "leader" and told.high_watermark > newest.high_watermark):
             newest = told
+    if newest is not None and newest.role == "leader":
+        lags = {newest.replica_id: 0, **dict(newest.lags)}
+        replicas = [replace(each, in_sync=each.node in newest.in_sync, lag=lags.get(each.node)) for each in replicas]
     copies = Counter(replica.broker for replica in partition.replicas)
     shared = tuple(sorted(broker for broker, count in copies.items() if count > 1))
     if newest is None:
@@ -362,38 +482,6 @@ def _described(partition: PartitionInfo, statuses: Mapping[tuple[str, str], Any]
 
 
 # -- groups -----------------------------------------------------------------------------------------
-
-
-def groups(rq: RayQueue) -> list[GroupInfo]:
-    return sorted(_ask(rq, ListGroups()), key=lambda info: info.group)
-
-
-def group(rq: RayQueue, name: str) -> GroupDescription:
-    unknown: UnknownGroupError | None = None
-    try:
-        info: GroupInfo = _ask(rq, DescribeGroup(group=check_name("group", name)))
-    except UnknownGroupError as error:
-        # Who reads without being a member (Spark, Ray Data, manual partitions) has positions and nothing else.
-        unknown, info = error, GroupInfo(name, 0, "", "empty", ())
-    readers = {grant.topic_partition: member.member for member in info.members for grant in member.grants}
-    wanted = {topic for member in info.members for topic in member.topics}
-    all_topics = topics(rq, include_internal=True)
-    wanted_topics = [each for each in all_topics if not wanted or each.name in wanted]
-    lags = rq.io.call(_lags(rq.routes, name, wanted_topics, readers))
-    # Without members only the partitions tell which topics were read.
-    told = tuple(lag for lag in lags if wanted or lag.committed)
-    if unknown is not None and not told:
-        raise unknown
-    return GroupDescription(
-        info.group,
-        info.generation,
-        info.assignor,
-        info.state,
-        info.members,
-        told,
-        info.empty_since_ms,
-        info.expires_at_ms,
-    )
 
 
 async def _lags(
@@ -415,13 +503,8 @@ async def _lags(
             position is not None and position.pinned,
         )
 
-    found = await _all(one(topic, partition) for topic in topics for partition in topic.partitions)
+    found = await _of_each(topics, one)
     return [lag for lag in found if lag is not None]
-
-
-def delete_group(rq: RayQueue, name: str) -> bool:
-    check_name("group", name)
-    return rq.io.call(forget_group(rq.routes, name))
 
 
 async def forget_group(routes: Routes, name: str) -> bool:
@@ -447,8 +530,7 @@ async def forget_group(routes: Routes, name: str) -> bool:
         except TopicError:
             return False  # its positions went with it
 
-    places = [unless_deleted(topic, partition) for topic in found.topics for partition in topic.partitions]
-    return any(await _all(places)) or deleted.existed
+    return any(await _of_each(found.topics, unless_deleted)) or deleted.existed
 
 
 async def _born(routes: Routes, group: str) -> int | None:
@@ -460,22 +542,7 @@ async def _born(routes: Routes, group: str) -> int | None:
     return info.born
 
 
-# -- small things -------------------------------------------------------------------------------------
-
-
-def _ask(rq: RayQueue, call: Call) -> Any:
-    try:
-        return rq.io.call(rq.routes.coordinator.call(call))
-    except msgspec.MsgspecError as error:
-        raise InvalidInputError(f"{type(call).__name__} cannot be sent: {error}") from None
-
-
-async def _all(waiting: Iterable[Awaitable[_T]]) -> list[_T]:
-    """All of them, some at a time."""
-    gate = asyncio.Semaphore(_AT_ONCE)
-
-    async def one(each: Awaitable[_T]) -> _T:
-        async with gate:
-            return await each
-
-    return list(await asyncio.gather(*map(one, waiting)))
+async def _of_each(topics: Iterable[TopicInfo], ask: Callable[[TopicInfo, PartitionInfo], Awaitable[_T]]) -> list[_T]:
+    """Ask all partitions of these topics."""
+    places = [(topic, partition) for topic in topics for partition in topic.partitions]
+    return await gathered(lambda place: ask(*place), places)

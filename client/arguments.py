@@ -1,24 +1,33 @@
 """Arguments of the public API: a call that does not fit gets a typed error that says what was meant.
 
 ``hinted`` is for methods with options; ``check_*`` for values. Each raises
-``InvalidInputError`` before anything is done.
+``InvalidInputError`` before anything is done. ``with_given`` and ``explained`` are
+for methods whose options are settings.
 """
 
 from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from difflib import get_close_matches
+from enum import Enum
 from functools import wraps
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Concatenate, TypeVar
 
+from typing_extensions import ParamSpec, get_overloads
+
+from rayqueue.config import Section
 from rayqueue.errors import ConfigError, InvalidInputError
+from rayqueue.protocol.topics import TopicSettings, declared
 
 MOST = 2**62
 
 _F = TypeVar("_F", bound=Callable[..., Any])
+_P = ParamSpec("_P")
+_S = TypeVar("_S")
+_T = TypeVar("_T")
 
 
 def hinted(function: _F) -> _F:
@@ -29,12 +38,84 @@ def hinted(function: _F) -> _F:
         try:
             return function(*args, **kwargs)
         except TypeError:
-            problem = _problem(function, args, kwargs)
-            if problem is None:
-                raise  # it is from within
-        raise InvalidInputError(problem) from None
+            refuse_misfit(function, args, kwargs)
+            raise  # it is from within
 
     return call  # type: ignore[return-value]
+
+
+def refuse_misfit(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """``InvalidInputError`` with a hint if these are no arguments of the function."""
+    problem = _problem(function, args, kwargs)
+    if problem is not None:
+        raise InvalidInputError(problem) from None
+
+
+def with_given(
+    method: Callable[Concatenate[_S, Mapping[str, Any], _P], _T],
+) -> Callable[Concatenate[_S, _P], _T]:
+    """Hand a method, before its arguments, the options that the caller has named: a default is nobody's wish."""
+
+    @wraps(method)
+    def call(self: _S, /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
+        return method(self, kwargs, *args, **kwargs)
+
+    show(call, method, omit=1)
+    return call
+
+
+def show(function: Callable[..., Any], as_: Callable[..., Any], *, omit: int | None = None) -> None:
+    """Let ``help`` and ``inspect.signature`` say of a function what they say of another, but for one parameter."""
+    signature = inspect.signature(as_)
+    shown = [each for number, each in enumerate(signature.parameters.values()) if number != omit]
+    function.__signature__ = signature.replace(parameters=shown)  # type: ignore[attr-defined]
+    function.__doc__ = as_.__doc__
+
+
+def explained(section: type[Section] | type[TopicSettings]) -> Callable[[_F], _F]:
+    """Let ``help`` and ``inspect.signature`` show the options of a method: what each is, and its default.
+
+    Of a method with overloads the first spells the options out; the others have them as ``**options``, and the last one
+    takes whatever any of them does.
+    """
+
+    def of(method: _F) -> _F:
+        signatures = [inspect.signature(each) for each in get_overloads(method)]
+        if signatures:
+            shown = {**signatures[0].parameters, **signatures[-1].parameters}
+            parameters = [each for each in shown.values() if each.kind is not each.VAR_KEYWORD]
+            method.__signature__ = signatures[-1].replace(  # type: ignore[attr-defined]
+                parameters=sorted(parameters, key=lambda each: each.kind)
+            )
+        known = inspect.signature(method).parameters
+        told = [f"    {name}: {text}" for name, text in _explanations(section).items() if name in known]
+        method.__doc__ = "\n".join([inspect.cleandoc(method.__doc__ or ""), "", *told])
+        return method
+
+    return of
+
+
+def _explanations(section: type[Section] | type[TopicSettings]) -> dict[str, str]:
+    if issubclass(section, Section):
+        fields = section.model_fields.items()
+        return {name: f"{each.description} (None: as configured; {each.default!r} by default)" for name, each in fields}
+    return {name: f"{each.doc} ({each.range})" for name, each in declared(section).items()}
+
+
+class _Unchanged(Enum):
+    UNCHANGED = "unchanged"
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+UNCHANGED: Any = _Unchanged.UNCHANGED
+"""The default of an option that changes nothing, where ``None`` would."""
+
+
+def chosen(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Those that are not as configured."""
+    return {name: given for name, given in options.items() if given is not None}
 
 
 def refuse_unknown(call: str, given: Iterable[str], known: Iterable[str]) -> None:

@@ -22,6 +22,7 @@ from typing import Any
 
 import ray
 
+from rayqueue.actors._ray import forget_token_mode, one_machine
 from rayqueue.config import MIB
 from rayqueue.errors import ClusterStartError
 
@@ -114,19 +115,6 @@ def _stop(temporary: Path, pid: int) -> None:
     shutil.rmtree(temporary, ignore_errors=True)
 
 
-def forget_token_mode() -> None:
-    """Authenticate as the environment says, and no more as the Ray did that this process was connected with.
-
-    Ray keeps the mode for as long as the process lives. In token mode a process also refuses calls without a token: on
-    a Ray that has none it would lose its actors and objects. Only while this process is connected with no Ray.
-    """
-    from ray._raylet import AuthenticationTokenLoader, Config  # type: ignore[attr-defined]
-
-    if not ray.is_initialized():
-        Config.initialize("")
-        AuthenticationTokenLoader.instance().reset_cache()  # a token that it remembers is asked for, whatever the mode
-
-
 @contextlib.contextmanager
 def own_environment() -> Iterator[None]:
     """What Ray sets in this process's environment while it is started or joined is taken back after the block.
@@ -150,19 +138,15 @@ def _is_rays(name: str) -> bool:
 def loopback_only() -> Iterator[None]:
     """A Ray that is started in this block is reachable from this machine only, and reports to nobody.
 
-    Ray binds to the machine's address unless it believes that it cannot have other nodes, as on macOS and Windows.
+    This process learns it from a variable of Ray's, the processes that it starts from the environment.
     """
-    from ray._private import ray_constants
-
     wanted = {_LOOPBACK: "0", _USAGE_STATS: "0"}
     before = {name: os.environ.get(name) for name in wanted}
-    multi_node = ray_constants.ENABLE_RAY_CLUSTER
     os.environ.update(wanted)
-    ray_constants.ENABLE_RAY_CLUSTER = False
     try:
-        yield
+        with one_machine():
+            yield
     finally:
-        ray_constants.ENABLE_RAY_CLUSTER = multi_node
         for name, value in before.items():
             if value is None:
                 del os.environ[name]

@@ -33,11 +33,11 @@ def leave_ray_alone() -> None:
     collected and when C++ takes down its statics, waits for threads that the child does not have, or crashes.
     """
     import ray
-    from ray._private import state, worker
+
+    from rayqueue.actors import _ray
 
     atexit.unregister(ray.shutdown)
-    for kept in (worker.global_worker, worker._global_node, state.state):
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))  # never collected
+    _ray.keep_forever()
     libc = ctypes.CDLL(None)
     if hasattr(libc, "on_exit"):  # glibc. Called by exit() with the status, when Python has finished
         libc.on_exit(libc._exit, None)

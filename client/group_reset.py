@@ -18,13 +18,11 @@ end, becomes that one, and the answer says so.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from rayqueue.client.arguments import check_whole
-from rayqueue.client.routing import Routes, ask
 from rayqueue.errors import (
     GroupNotEmptyError,
     InvalidInputError,
@@ -36,6 +34,8 @@ from rayqueue.errors import (
     UnknownPartitionError,
     UnknownTopicError,
 )
+from rayqueue.net.interfaces import Routes, ask
+from rayqueue.net.requests import gathered
 from rayqueue.protocol.calls import (
     Bounds,
     Commit,
@@ -52,10 +52,6 @@ from rayqueue.protocol.calls import (
 )
 from rayqueue.protocol.topics import TopicInfo, TopicPartition, check_name
 
-if TYPE_CHECKING:
-    from rayqueue.client.connection import RayQueue
-
-_AT_ONCE = 64
 _TOLD = 5
 
 Anchor = Literal["earliest", "latest"]
@@ -127,36 +123,24 @@ class _Planned:
     """That the partition has heard of: 0 if only consumers without membership have committed."""
 
 
-def reset(
-    rq: RayQueue,
-    group: str,
-    target: Target,
-    *,
-    topic: str | None,
-    partitions: Iterable[int] | None,
-    dry_run: bool,
-) -> GroupReset:
-    check_name("group", group)
-    if topic is not None:
-        check_name("topic", topic)
-    elif partitions is not None:
-        raise InvalidInputError("partitions= names partitions of a topic: give topic= too", key="partitions")
-    numbers = None if partitions is None else [check_whole("a partition", each, least=0) for each in partitions]
-    return rq.io.call(reset_group(rq.routes, group, target, topic=topic, partitions=numbers, dry_run=dry_run))
-
-
 async def reset_group(
     routes: Routes,
     group: str,
     target: Target,
     *,
     topic: str | None = None,
-    partitions: Collection[int] | None = None,
+    partitions: Iterable[int] | None = None,
     dry_run: bool = False,
 ) -> GroupReset:
     """In the I/O thread. See ``RayQueue.reset_group``."""
+    check_name("group", group)
+    if topic is not None:
+        check_name("topic", topic)
+    elif partitions is not None:
+        raise InvalidInputError("partitions= names partitions of a topic: give topic= too", key="partitions")
+    numbers = None if partitions is None else [check_whole("a partition", each, least=0) for each in partitions]
     born = await _born_without_members(routes, group)
-    plans = await _plan(routes, group, target, await _chosen(routes, topic), partitions, named=topic is not None)
+    plans = await _plan(routes, group, target, await _chosen(routes, topic), numbers, named=topic is not None)
     if not plans and born is None:
         raise UnknownGroupError(f"group {group!r} has no members and no positions; name a topic to give it some")
     moves = tuple(each.move for each in plans)
@@ -211,25 +195,23 @@ async def _plan(
     named: bool,
 ) -> list[_Planned]:
     """``named``: also where the group has no position yet."""
-    gate = asyncio.Semaphore(_AT_ONCE)
     for number in partitions or ():
         if not 0 <= number < len(topics[0].partitions):
             raise UnknownPartitionError(f"there is no {topics[0].name}-{number}", partition=number)
 
     async def one(topic: TopicInfo, number: int) -> _Planned | None:
         place = TopicPartition(topic.name, number)
-        async with gate:
-            try:
-                seen: Position | None = await ask(routes, place, GetPosition(group=group), topic_id=topic.topic_id)
-                if seen is None and not named:
-                    return None
-                bounds: Bounds = await ask(routes, place, GetBounds(), topic_id=topic.topic_id)
-                found = None
-                if target.time_ms is not None:
-                    find = FindOffset(timestamp_ms=target.time_ms)
-                    found = await ask(routes, place, find, topic_id=topic.topic_id)
-            except TopicError:
-                return None  # deleted meanwhile, and its positions with it
+        try:
+            seen: Position | None = await ask(routes, place, GetPosition(group=group), topic_id=topic.topic_id)
+            if seen is None and not named:
+                return None
+            bounds: Bounds = await ask(routes, place, GetBounds(), topic_id=topic.topic_id)
+            found = None
+            if target.time_ms is not None:
+                find = FindOffset(timestamp_ms=target.time_ms)
+                found = await ask(routes, place, find, topic_id=topic.topic_id)
+        except TopicError:
+            return None  # deleted meanwhile, and its positions with it
         before = {} if seen is None else dict(seen.offsets)
         after, note = moved(target, before, topic.settings.lanes, bounds, found)
         move = PositionMove(topic.name, number, before, after, bounds.start, bounds.end, note)
@@ -241,7 +223,7 @@ async def _plan(
         for part in topic.partitions
         if partitions is None or part.number in partitions
     ]
-    return [each for each in await asyncio.gather(*(one(*place) for place in places)) if each is not None]
+    return [each for each in await gathered(lambda place: one(*place), places) if each is not None]
 
 
 def moved(
@@ -270,20 +252,18 @@ async def _carry_out(
     routes: Routes, group: str, fence: FencedGroup, plans: Sequence[_Planned]
 ) -> frozenset[TopicPartition]:
     """Those whose topic was deleted meanwhile. ``ResetIncompleteError`` if others could not be moved."""
-    gate = asyncio.Semaphore(_AT_ONCE)
 
     async def one(planned: _Planned) -> RayQueueError | None:
         move = planned.move
         given = fence if planned.generation else FencedGroup(0)
         call = Commit(group=group, generation=given.generation, offsets=dict(move.after), rewind=True, seal=given.seal)
-        async with gate:
-            try:
-                await ask(routes, move.topic_partition, call, topic_id=planned.topic_id)
-            except RayQueueError as error:
-                return error
+        try:
+            await ask(routes, move.topic_partition, call, topic_id=planned.topic_id)
+        except RayQueueError as error:
+            return error
         return None
 
-    errors = await asyncio.gather(*map(one, plans))
+    errors = await gathered(one, plans)
     failed = {each.move.topic_partition: error for each, error in zip(plans, errors, strict=True) if error is not None}
     gone = frozenset(place for place, error in failed.items() if isinstance(error, TopicError))
     left = [place for place in failed if place not in gone]

@@ -24,6 +24,9 @@ from rayqueue.errors import ClosedError, InvalidInputError
 
 _T = TypeVar("_T")
 
+_LAST_TASKS_S = 0.5
+"""How long tasks that were cancelled because their thread ends may take for it."""
+
 _here = threading.local()
 
 
@@ -127,6 +130,11 @@ class IoThread:
         self.loop.call_soon(self._started.set)
         try:
             self.loop.run_forever()
+            tasks = asyncio.all_tasks(self.loop)  # of those who were not closed: a consumer that was just let go
+            for task in tasks:
+                task.cancel()
+            if tasks:
+                self.loop.run_until_complete(asyncio.wait(tasks, timeout=_LAST_TASKS_S))
         finally:
             self.loop.close()
 

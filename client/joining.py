@@ -1,4 +1,4 @@
-"""How a process comes to a Ray: the one that it has, one at an address, one that runs here, or a new one.
+"""Joining a Ray: the one that this process has, one at an address, one that runs here, or a new one.
 
 Whoever names an address where no Ray answers is told so within seconds: Ray's
 own attempt takes minutes. What Ray leaves in the environment of a process that
@@ -18,8 +18,9 @@ from pathlib import Path
 
 import ray
 
+from rayqueue.actors import _ray
 from rayqueue.client import local_ray
-from rayqueue.client.embedded import forget_token_mode, loopback_only, own_environment
+from rayqueue.client.embedded import loopback_only, own_environment
 from rayqueue.errors import ClusterNotFoundError, ConfigError
 
 _log = logging.getLogger(__name__)
@@ -48,12 +49,17 @@ def find_ray(address: str | None, data_dir: Path | None) -> str | None:
 def check_current(address: str | None) -> None:
     """This process is connected with a Ray: ``ConfigError`` if another one is meant."""
     current = current_ray()
-    if address not in (None, "auto", "local", current) and _canonical(address) != current:
+    if address not in (None, "auto", "local", current) and _ray.canonical_address(address) != current:
         raise ConfigError(f"this process is connected with the Ray at {current} already, not with {address}")
 
 
 def current_ray() -> str | None:
     return ray.get_runtime_context().gcs_address if ray.is_initialized() else None
+
+
+def own_node() -> str:
+    """The id of the Ray node that this process is on; "" without a Ray."""
+    return ray.get_runtime_context().get_node_id() if ray.is_initialized() else ""
 
 
 def join_ray(address: str) -> None:
@@ -66,16 +72,27 @@ def join_ray(address: str) -> None:
             address=address,
         )
     with own_environment():
-        forget_token_mode()
-        if not _lets_in(address):
-            _show_token()
-            if not _lets_in(address):
+        _ray.forget_token_mode()
+        if not _ray.lets_in(address):
+            _ray.show_token()
+            if not _ray.lets_in(address):
                 raise _another_token(address)
         try:
             with _by_loopback(address):
                 ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+            _joined.append(address)
         except (ConnectionError, OSError, ValueError, RuntimeError) as error:
             raise ClusterNotFoundError(f"no Ray can be reached at {address}: {error}", address=address) from error
+
+
+_joined: list[str] = []
+
+
+def leave_joined_ray() -> None:
+    """Let go of the Ray that ``join_ray`` has joined, if any. Nothing of this process may ask Ray meanwhile."""
+    if _joined:
+        _joined.clear()
+        ray.shutdown()
 
 
 def _running_ray() -> str | None:
@@ -83,9 +100,7 @@ def _running_ray() -> str | None:
     told = os.environ.get("RAY_ADDRESS")
     if told and told not in ("auto", "local"):
         return told
-    from ray._private.utils import read_ray_address
-
-    found: str | None = read_ray_address()
+    found = _ray.running_address()
     if found is None or why_unreachable(found) is not None:
         return None  # the file outlives a Ray that was killed
     return found
@@ -132,40 +147,10 @@ def _greet(host: str, port: int) -> str | None:
 @contextlib.contextmanager
 def shown_token() -> Iterator[None]:
     """What is started in this block may join the Ray that this process is connected with: it has that Ray's token."""
-    from ray._raylet import AuthenticationMode, get_authentication_mode  # type: ignore[attr-defined]
-
     with own_environment():
-        if get_authentication_mode() == AuthenticationMode.TOKEN:
+        if _ray.asks_for_token():
             os.environ["RAY_AUTH_MODE"] = "token"
         yield
-
-
-def _show_token() -> None:
-    """From here on this process has the token of ~/.ray, and asks for it. Only for a Ray that does, too: on another one
-    the calls of its processes would be refused here.
-
-    ``ray.init`` takes the token by itself for a Ray that it starts, not for one that it joins.
-    """
-    from ray._private.authentication import authentication_token_setup as setup
-
-    logging.getLogger(setup.__name__).setLevel(logging.ERROR)
-    setup.maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
-
-
-def _lets_in(address: str) -> bool:
-    """False at once if that Ray asks for a token, or for another one; ``ray.init`` would try for 20 s."""
-    if address.startswith("ray://"):
-        return True
-    from ray._raylet import GcsClient  # type: ignore[attr-defined]
-    from ray.exceptions import AuthenticationError, RpcError
-
-    try:
-        GcsClient(address=address)
-    except AuthenticationError:
-        return False
-    except RpcError as error:
-        _log.info("the Ray at %s does not answer: %s", address, error)  # ray.init finds out why
-    return True
 
 
 def _another_token(address: str) -> ClusterNotFoundError:
@@ -178,16 +163,7 @@ def _another_token(address: str) -> ClusterNotFoundError:
 
 def _by_loopback(address: str) -> contextlib.AbstractContextManager[None]:
     """Ray takes a loopback address for this machine's other one. A Ray like ours listens on loopback only."""
-    outside = _canonical(address)
+    outside = _ray.canonical_address(address)
     if outside not in (None, address) and why_unreachable(outside) is not None:
         return loopback_only()
     return contextlib.nullcontext()
-
-
-def _canonical(address: str | None) -> str | None:
-    from ray._private.services import canonicalize_bootstrap_address
-
-    try:
-        return canonicalize_bootstrap_address(address)  # type: ignore[arg-type]
-    except (ConnectionError, ValueError):
-        return address

@@ -1,6 +1,6 @@
 """Ending a cluster in good order.
 
-First the coordinators, whose keeper would start again what ends; then every
+First the gateways, then the coordinators, whose keeper would start again what ends; then every
 partition's replicas. Each is closed, which answers all that waits, and only
 then killed. Whatever is interrupted here may be done again, or undone by
 connecting: the data is complete at every moment.
@@ -16,10 +16,10 @@ from typing import Any
 import ray
 from ray.exceptions import RayError
 
-from rayqueue.actors.names import COORDINATOR_PREFIX, PREFIX
-from rayqueue.actors.nodes import found_actors
+from rayqueue.actors.keeper.nodes import found_actors
+from rayqueue.actors.names import COORDINATOR_PREFIX, GATEWAY_PREFIX, PREFIX, STARTER
 from rayqueue.client.readiness import Progress
-from rayqueue.client.waiting import telling
+from rayqueue.client.wait_notices import telling
 from rayqueue.errors import RayQueueError
 
 _log = logging.getLogger(__name__)
@@ -29,13 +29,21 @@ _LOOK_AGAIN_S = 0.02
 
 
 def stop_cluster(namespace: str, on_progress: Progress | None = None) -> None:
-    """Every actor of this namespace's RayQueue ends. The data stays. ``on_progress`` is told how many have been closed,
-    of how many."""
-    told = _Closed(_ours(namespace), on_progress)
+    """Every actor of this namespace's RayQueue ends. The data stays. ``on_progress`` is told how many replicas are
+    closed, of how many."""
+    # The one that started the cluster has nothing to close, and may be there for some seconds yet, or not.
+    told = _Closed([name for name in _ours(namespace) if name != STARTER], on_progress)
+    stop_gateways(namespace)  # while what they have under way can still be answered
     with telling(lambda: f"waiting for replicas to close: {told.count} of {told.total} have"):
         _stop([name for name in _ours(namespace) if name.startswith(COORDINATOR_PREFIX)], namespace, told)
         # What the coordinators started in their last moments is found now.
         _stop(_ours(namespace), namespace, told)
+
+
+def stop_gateways(namespace: str) -> None:
+    """Every gateway of this namespace's RayQueue ends, drained."""
+    names = [name for name in found_actors(namespace) if name.startswith(GATEWAY_PREFIX)]
+    _stop(names, namespace, _Closed(names, None))
 
 
 def _ours(namespace: str) -> list[str]:
@@ -43,7 +51,7 @@ def _ours(namespace: str) -> list[str]:
 
 
 class _Closed:
-    """How many have been, of those that were to be."""
+    """How many replicas have been, of those that were to be."""
 
     def __init__(self, names: Iterable[str], on_progress: Progress | None) -> None:
         self._names = set(names)
@@ -69,7 +77,7 @@ def _stop(names: Iterable[str], namespace: str, told: _Closed) -> None:
     handles = {name: handle for name in names if (handle := _find(name, namespace)) is not None}
     closing: dict[Any, str] = {}
     for name, handle in handles.items():
-        if hasattr(handle, "close"):
+        if name != STARTER:
             closing[handle.close.remote()] = name
     deadline_s = time.monotonic() + _CLOSE_TIMEOUT_S
     while closing and time.monotonic() < deadline_s:

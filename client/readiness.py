@@ -13,8 +13,8 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from rayqueue.client.routing import Routes
 from rayqueue.errors import RayQueueError, StorageError, TopicNotReadyError
+from rayqueue.net.interfaces import Routes
 from rayqueue.protocol.topics import PartitionInfo, TopicInfo, TopicPartition
 
 Progress = Callable[[int, int], None]

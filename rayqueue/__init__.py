@@ -15,12 +15,17 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rayqueue import errors as errors
-    from rayqueue.client.connection import RayQueue as RayQueue
-    from rayqueue.client.connection import connect as connect
-    from rayqueue.client.connection import connect_async as connect_async
-    from rayqueue.client.consumer import Consumer as Consumer
-    from rayqueue.client.delivery import RecordMetadata as RecordMetadata
-    from rayqueue.client.producer import Producer as Producer
+    from rayqueue.client.connect import connect as connect
+    from rayqueue.client.connect import connect_async as connect_async
+    from rayqueue.client.consumer.consumer import Consumer as Consumer
+    from rayqueue.client.handle import RayQueue as RayQueue
+    from rayqueue.client.producer.delivery import RecordMetadata as RecordMetadata
+    from rayqueue.client.producer.producer import Producer as Producer
+    from rayqueue.client.queue.drop_in import Empty as Empty
+    from rayqueue.client.queue.drop_in import Full as Full
+    from rayqueue.client.queue.drop_in import Queue as Queue
+    from rayqueue.client.queue.job import Job as Job
+    from rayqueue.client.queue.queue import JobQueue as JobQueue
     from rayqueue.config import Settings as Settings
     from rayqueue.protocol.topics import TopicPartition as TopicPartition
     from rayqueue.records import Record as Record
@@ -28,20 +33,30 @@ if TYPE_CHECKING:
 __version__ = "0.1.0.dev0"
 
 _WHERE = {
-    "Consumer": "rayqueue.client.consumer",
-    "Producer": "rayqueue.client.producer",
-    "RayQueue": "rayqueue.client.connection",
+    "Consumer": "rayqueue.client.consumer.consumer",
+    "Empty": "rayqueue.client.queue.drop_in",
+    "Full": "rayqueue.client.queue.drop_in",
+    "Job": "rayqueue.client.queue.job",
+    "JobQueue": "rayqueue.client.queue.queue",
+    "Producer": "rayqueue.client.producer.producer",
+    "Queue": "rayqueue.client.queue.drop_in",
+    "RayQueue": "rayqueue.client.handle",
     "Record": "rayqueue.records",
-    "RecordMetadata": "rayqueue.client.delivery",
+    "RecordMetadata": "rayqueue.client.producer.delivery",
     "Settings": "rayqueue.config",
     "TopicPartition": "rayqueue.protocol.topics",
-    "connect": "rayqueue.client.connection",
-    "connect_async": "rayqueue.client.connection",
+    "connect": "rayqueue.client.connect",
+    "connect_async": "rayqueue.client.connect",
 }
 
 __all__ = [  # names that __getattr__ finds
     "Consumer",
+    "Empty",
+    "Full",
+    "Job",
+    "JobQueue",
     "Producer",
+    "Queue",
     "RayQueue",
     "Record",
     "RecordMetadata",

@@ -1,4 +1,4 @@
-"""Where settings come from: arguments, environment, file, each read into flat dotted keys.
+"""The sources of settings: arguments, environment, file, each read into flat dotted keys.
 
 Adds what pydantic-settings does not tell: which variable or file set a value,
 and which keys nobody knows. Knows the shape of the settings (sections and their keys), nothing of their meaning.

@@ -68,6 +68,7 @@ def _long_enough(secret: SecretStr) -> SecretStr:
 
 Positive = Annotated[int, BeforeValidator(_no_bool), Field(gt=0)]
 NotNegative = Annotated[int, BeforeValidator(_no_bool), Field(ge=0)]
+Port = Annotated[int, BeforeValidator(_no_bool), Field(ge=0, le=65535)]
 Secret = Annotated[SecretStr, AfterValidator(_long_enough)]
 AbsolutePath = Annotated[Path, AfterValidator(_absolute)]
 
@@ -111,6 +112,9 @@ class RaftSettings(Section):
     leader_fallback_ms: Positive = Field(
         default=2000, description="a leader that hears no majority for this long steps down"
     )
+    in_sync_ms: Positive = Field(
+        default=3000, description="a follower is in sync if it had all that the leader had this long ago, and answers"
+    )
     fast_election_max_ms: Positive = Field(
         default=150, description="the longest wait for votes when the leader is known dead"
     )
@@ -123,6 +127,9 @@ class RaftSettings(Section):
     apply_batch_bytes: Positive = Field(default=8 * MIB, description="committed entries applied in one step")
     snapshot_retry_ms: Positive = Field(default=1000, description="a snapshot that is not confirmed is sent again")
     promote_lag_entries: NotNegative = Field(default=64, description="a learner this close to the end may vote")
+    catch_up_bytes_per_s: Positive | None = Field(
+        default=64 * MIB, description="sent to one learner, so that a move leaves room for producers; none: no bound"
+    )
     fast_election_rounds: NotNegative = Field(default=10, description="how often a known death hurries an election")
 
     @model_validator(mode="after")
@@ -131,6 +138,7 @@ class RaftSettings(Section):
         _require(self, "heartbeat_ms", "less than", "election_timeout_min_ms")
         _require(self, "fast_election_max_ms", "less than", "election_timeout_min_ms")
         _require(self, "leader_fallback_ms", "more than", "heartbeat_ms")
+        _require(self, "in_sync_ms", "more than", "heartbeat_ms")
         _require(self, "window_bytes", "at least", "append_batch_bytes")
         _require(self, "max_uncommitted_bytes", "at least", "append_batch_bytes")
         return self
@@ -163,6 +171,13 @@ class LogSettings(Section):
     )
     trim_entries_per_tick: Positive = Field(
         default=256, description="entries deleted at a time, so that a trim never holds up an append"
+    )
+
+    scrub_bytes_per_second: NotNegative = Field(
+        default=1 * MIB, description="each replica reads all it has, this slowly, to find damage; 0: never"
+    )
+    scrub_every_ms: Positive = Field(
+        default=24 * 3_600_000, description="from the beginning of one such pass to the next, if it is not longer"
     )
 
     @model_validator(mode="after")
@@ -224,13 +239,14 @@ class TransportSettings(Section):
 
 
 class CallSettings(Section):
-    """Calls to the actor of one replica."""
+    """What clients may ask of one replica, and how much of it at a time."""
 
-    max_appends: Positive = Field(default=1024, description="appends under way at a time; more wait in Ray's queue")
     max_fetches: Positive = Field(
-        default=4096, description="fetches under way at a time, with those that wait for new records (55 KB each)"
+        default=4096, description="fetches under way at a time, with those that wait for new records"
     )
-    max_controls: Positive = Field(default=64, description="all other calls under way at a time")
+    max_controls: Positive = Field(
+        default=64, description="calls to the replica's actor under way at a time: where it serves, how it is"
+    )
     room_hold_ms: Positive = Field(
         default=1000, description="room in a bounded topic is kept for this long for a producer that waited for it"
     )
@@ -370,6 +386,23 @@ class ClusterSettings(Section):
         default=10_000,
         description="a new topic waits this long for known brokers that are away, rather than put copies on one node",
     )
+    replace_after_ms: Positive | None = Field(
+        default=None,
+        description="replicas on a broker that has been away for so long are made anew on others; none: never",
+    )
+    moves_at_once: Positive = Field(default=2, description="replicas that are replaced or moved at the same time")
+    starts_at_once: Positive = Field(
+        default=8, description="replicas that are started at the same time on one host; each takes half a second of CPU"
+    )
+    spread_leaders: bool = Field(default=True, description="share the leaders of partitions out over the brokers")
+    leaders_look_ms: Positive = Field(
+        default=10_000,
+        description="how often the coordinator looks who leads, how large partitions and how full disks are",
+    )
+    leader_rest_ms: NotNegative = Field(
+        default=60_000, description="a partition whose leadership was moved is left alone for so long"
+    )
+    leader_moves_per_look: Positive = Field(default=4, description="leaderships that are moved after one such look")
     replica_memory_bytes: Positive = Field(default=70 * MIB, description="what one replica's process takes, about")
     replica_memory_percent: Annotated[Positive, Field(le=100)] = Field(
         default=80, description="of a node's memory that replicas may take; a topic that needs more is refused"
@@ -377,12 +410,66 @@ class ClusterSettings(Section):
     max_replicas_per_broker: Positive | None = Field(
         default=None, description="replicas on one node; none: as many as fit into its memory"
     )
+    replica_disk_bytes: Positive = Field(
+        default=16 * MIB, description="what a new, empty replica takes on its disk, about"
+    )
+    disk_reserve_percent: Annotated[NotNegative, Field(le=90)] = Field(
+        default=5, description="of a disk that is kept free: a broker with less gets no replica, and status warns"
+    )
     group_retention_ms: Positive | None = Field(
         default=7 * 24 * 3_600_000,
         description="a group is forgotten this long after its last member left; without members, after its last commit",
     )
     max_groups: Positive = Field(default=10_000, description="consumer groups, with those that have no members now")
     max_group_members: Positive = Field(default=2_000, description="members of one consumer group")
+
+
+class GatewaySettings(Section):
+    """The gateway: REST and gRPC for callers outside of the Ray cluster."""
+
+    host: str = Field(default="127.0.0.1", description="where it listens; beyond loopback only with keys and TLS")
+    rest_port: Port = Field(default=8280, description="of REST; 0: any free one")
+    grpc_port: Port = Field(default=8281, description="of gRPC; 0: any free one")
+    tls_cert_path: AbsolutePath | None = Field(default=None, description="TLS: the gateway's certificate (PEM)")
+    tls_key_path: AbsolutePath | None = Field(default=None, description="TLS: its private key")
+    max_body_bytes: Positive = Field(default=8 * MIB, description="the largest request, packed and unpacked")
+    max_json_depth: Positive = Field(default=64, description="how deep a JSON value may be nested")
+    max_topic_partitions: Positive = Field(default=256, description="partitions that a caller may give a topic")
+    max_connections: Positive = Field(default=1024, description="connections of REST at a time")
+    max_connections_per_source: Positive = Field(default=256, description="the same for those from one address")
+    max_streams_per_caller: Positive = Field(
+        default=64, description="sessions, tails and gRPC streams of one key, or one address, at a time"
+    )
+    requests_per_s: Positive = Field(default=5000, description="requests of one key, or from one address")
+    bytes_per_s: Positive = Field(default=256 * MIB, description="bytes of requests of one key, or from one address")
+    request_timeout_ms: Positive = Field(
+        default=30_000, description="a request that is not carried out by then gets an error that may be retried"
+    )
+    slow_timeout_ms: Positive = Field(
+        default=10_000, description="a caller whose request does not arrive within so long is hung up on"
+    )
+    idle_timeout_ms: Positive = Field(default=75_000, description="a connection without requests is closed after that")
+    session_timeout_ms: Positive = Field(
+        default=30_000, description="a consuming session that is not heard of for so long is closed"
+    )
+    max_sessions: Positive = Field(default=1024, description="consuming sessions at a time, of all callers")
+    max_wait_ms: Positive = Field(default=30_000, description="the longest that a request may wait for records")
+    keys_stale_ms: Positive = Field(
+        default=15_000, description="nobody is let in if the keys could not be looked up for so long"
+    )
+    requests_kept_ms: Positive = Field(
+        default=24 * 3_600_000, description="how long an idempotency key is remembered, at least"
+    )
+    max_requests_kept: Positive = Field(default=200_000, description="idempotency keys that are remembered at a time")
+    drain_timeout_ms: Positive = Field(default=10_000, description="what is under way may take so long at a stop")
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        given = [name for name in ("tls_cert_path", "tls_key_path") if getattr(self, name) is not None]
+        if len(given) == 1:
+            missing = "tls_key_path" if given[0] == "tls_cert_path" else "tls_cert_path"
+            raise PydanticCustomError(_INCOMPLETE, "TLS also needs {missing}", {"key": given[0], "missing": missing})
+        return self
 
 
 class Settings(BaseSettings):
@@ -410,6 +497,7 @@ class Settings(BaseSettings):
     producer: ProducerSettings = ProducerSettings()
     consumer: ConsumerSettings = ConsumerSettings()
     cluster: ClusterSettings = ClusterSettings()
+    gateway: GatewaySettings = GatewaySettings()
 
     _sources: dict[str, str] = PrivateAttr(default_factory=dict)
 

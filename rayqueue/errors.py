@@ -1,4 +1,4 @@
-"""Every error RayQueue raises, in one tree.
+"""Every error RayQueue raises, in one tree::
 
     RayQueueError
     ├── InvalidInputError            the caller's mistake; nothing was written
@@ -24,16 +24,22 @@
     │   ├── UnknownGroupError
     │   ├── GroupNotEmptyError
     │   └── ResetIncompleteError     some positions of a group were moved, some were not; the text says which
+    ├── JobError
+    │   ├── LeaseLostError           somebody else has been given the job since, or it is gone
+    │   ├── JobFailedError           its result was waited for, and it is dead; the text says why
+    │   └── UnknownJobError          there is no such job, or none that this can be done with
     ├── TopicError
     │   ├── UnknownTopicError
     │   ├── UnknownPartitionError
     │   ├── TopicRecreatedError      the topic was deleted, and another one has its name
+    │   ├── TopicKindError           a call for a queue, and it is a log; or the other way around
     │   ├── TopicNotReadyError       its partitions did not get their leaders
     │   └── TopicExistsError
     │       └── TopicDiffersError    and it is not as it was asked for; the text says in which settings
     ├── ClusterNotFoundError         no RayQueue runs here, and none was to be started
     ├── ClusterStartError            it could not be started in time; the text names what is missing
     ├── NoBrokerError                no node is there to take a replica
+    ├── UnknownBrokerError           there is none of this name
     ├── CapacityError                the nodes' memory is not enough for so many replicas; nothing was made
     ├── ClosedError                  this producer, consumer or connection was closed
     ├── ForkedError                  it belongs to the process from which this one was forked
@@ -45,14 +51,19 @@
     │   ├── AppendTimeoutError
     │   └── DeliveryTimeoutError     a producer has tried for as long as it was told to
     ├── DeliveryFailedError          told by flush: records of a producer that nobody has asked about have failed
+    ├── UpgradeUnfinishedError       a replica of the release before could not read this; nothing was written
+    ├── RecoveryRefusedError         a majority is there, or nobody who could go on alone; nothing was done
+    ├── UnsafeRestartError           a broker's stop now would leave partitions without a majority; nothing was stopped
     ├── MembershipError
     │   ├── ChangeInProgressError
     │   ├── LearnerBehindError
+    │   ├── NotInSyncError           a replica that lacks committed entries, or is away, cannot lead
     │   └── TransferFailedError
     ├── StorageError
     │   ├── DiskFullError            no records are taken until there is space again
     │   ├── DamagedLogError          stored bytes are not what was written
     │   ├── StoreMissingError        there should be data here and there is none
+    │   │   └── StoreAbandonedError  it is from before an unsafe recovery, which went on without it
     │   ├── StoreFormatError         the data was written by a release that this one is too old, or too new, for
     │   └── StoreIdentityError       the data belongs to another replica
     ├── TransportError
@@ -65,7 +76,18 @@
     │   ├── BatchForgottenError      whether this batch id was written is not known any more; nothing was written
     │   ├── StagedDataLostError      what was staged for this batch is gone
     │   └── MissingDependencyError   something must be installed; the text says what
+    ├── GatewayError                 told to callers of the gateway
+    │   ├── UnauthenticatedError     no key, or one that is not known (any more)
+    │   ├── PermissionDeniedError    the key's grants do not have it; the text says which would
+    │   ├── RateLimitedError         too much at once; ``details["retry_after_ms"]`` says when to come again
+    │   ├── RequestTooLargeError     the body, or what it unpacks to; nothing was written
+    │   ├── UnsupportedMediaError    a form of body, or of its compression, that the gateway does not read
+    │   ├── SessionGoneError         a session that expired, was closed, or never was
+    │   ├── SessionElsewhereError    a session of another gateway
+    │   ├── RequestConflictError     this idempotency key came with another request; nothing was written
+    │   └── RequestInProgressError   the same request is being carried out; ask again
     └── InvariantBrokenError         a bug; the replica stops rather than diverge
+        └── LostHistoryError         its group has decided without what this replica knows to be committed
 
 Retry policy is data: ``retriable`` says that the same call may succeed later,
 ``refresh_metadata`` that the caller should first ask again who leads. An
@@ -245,6 +267,31 @@ class ResetIncompleteError(GroupError):
     retriable = True
 
 
+class JobError(RayQueueError):
+    """About one job of a work queue."""
+
+    code = "job"
+
+
+class LeaseLostError(JobError):
+    """The lease has ended, and somebody else has been given the job since, or it is gone. What the worker did with it
+    does not count."""
+
+    code = "lease_lost"
+
+
+class JobFailedError(JobError):
+    """The job whose result was waited for is dead. ``details`` has its reason and traceback."""
+
+    code = "job_failed"
+
+
+class UnknownJobError(JobError):
+    """There is no such job, or it is in no state in which this can be done with it."""
+
+    code = "unknown_job"
+
+
 class TopicError(RayQueueError):
     """A topic is not what the caller takes it for."""
 
@@ -268,6 +315,12 @@ class TopicRecreatedError(TopicError):
     in it. Begin anew. ``details`` has both ids."""
 
     code = "topic_recreated"
+
+
+class TopicKindError(TopicError):
+    """The topic is a work queue and was asked as a log is, or the other way around. Nothing was done."""
+
+    code = "topic_kind"
 
 
 class TopicNotReadyError(TopicError):
@@ -307,6 +360,12 @@ class NoBrokerError(RayQueueError):
 
     code = "no_broker"
     retriable = True
+
+
+class UnknownBrokerError(RayQueueError):
+    """There is no broker of this name; the text says which there are."""
+
+    code = "unknown_broker"
 
 
 class CapacityError(RayQueueError):
@@ -388,6 +447,28 @@ class DeliveryFailedError(RayQueueError):
     deliveries: Sequence[Any] = ()
 
 
+class UpgradeUnfinishedError(RayQueueError):
+    """Replicas of the release before are still in the group, and could not apply this. Nothing was written; retry once
+    all are upgraded."""
+
+    code = "upgrade_unfinished"
+    retriable = True
+
+
+class RecoveryRefusedError(RayQueueError):
+    """A group is not to go on without a majority: it has one, or nobody is left who could. Nothing was done."""
+
+    code = "recovery_refused"
+
+
+class UnsafeRestartError(RayQueueError):
+    """A broker that is stopped now would leave partitions, which ``details["groups"]`` names, without a majority.
+    Nothing was stopped; wait until what is missing is back."""
+
+    code = "unsafe_restart"
+    retriable = True
+
+
 class MembershipError(RayQueueError):
     """A change of a group's replicas was refused. Nothing changed."""
 
@@ -405,6 +486,13 @@ class LearnerBehindError(MembershipError):
     """The learner has not caught up. Wait, then promote it."""
 
     code = "learner_behind"
+    retriable = True
+
+
+class NotInSyncError(MembershipError):
+    """The replica that is to lead lacks committed entries, or cannot be reached. Nothing changed; retry later."""
+
+    code = "not_in_sync"
     retriable = True
 
 
@@ -440,6 +528,13 @@ class StoreMissingError(StorageError):
     """There should be data at this path and there is none. Rejoin under a new replica id."""
 
     code = "store_missing"
+
+
+class StoreAbandonedError(StoreMissingError):
+    """The data is from before its group went on without a majority (``rayqueue recover --unsafe``): what is in it, and
+    in no other replica, is lost to the group. It is never served again under its id."""
+
+    code = "store_abandoned"
 
 
 class StoreFormatError(StorageError):
@@ -518,7 +613,76 @@ class MissingDependencyError(BridgeError):
     code = "missing_dependency"
 
 
+class GatewayError(RayQueueError):
+    """The gateway refused. Nothing was written."""
+
+    code = "gateway"
+
+
+class UnauthenticatedError(GatewayError):
+    """There is no key in the request, or it is unknown or revoked. `rayqueue keys create` makes one."""
+
+    code = "unauthenticated"
+
+
+class PermissionDeniedError(GatewayError):
+    """The key may not do this. `rayqueue keys grant` gives what the text names."""
+
+    code = "permission_denied"
+
+
+class RateLimitedError(GatewayError):
+    """Too much at once, of this key or from this address. Come again after ``details["retry_after_ms"]``."""
+
+    code = "rate_limited"
+    retriable = True
+
+
+class RequestTooLargeError(GatewayError):
+    """The request, or what it unpacks to, is larger than the gateway takes. Send less at a time."""
+
+    code = "request_too_large"
+
+
+class UnsupportedMediaError(GatewayError):
+    """The gateway does not read this form of body, or of compression; the text says which it does."""
+
+    code = "unsupported_media_type"
+
+
+class SessionGoneError(GatewayError):
+    """The session expired, was closed, or never was. Open a new one; what was not acknowledged is read again there."""
+
+    code = "session_gone"
+
+
+class SessionElsewhereError(GatewayError):
+    """The session is held by another gateway. Send its requests there, or open a new one here."""
+
+    code = "session_elsewhere"
+
+
+class RequestConflictError(GatewayError):
+    """This idempotency key was used for another request. Nothing was written by this one: take a new key."""
+
+    code = "request_conflict"
+
+
+class RequestInProgressError(GatewayError):
+    """A request with this idempotency key is being carried out, or its outcome is not known yet. Ask again."""
+
+    code = "request_in_progress"
+    retriable = True
+
+
 class InvariantBrokenError(RayQueueError):
     """A promise of the design does not hold. The replica stops rather than diverge."""
 
     code = "invariant_broken"
+
+
+class LostHistoryError(InvariantBrokenError):
+    """A replica has committed entries that the rest of its group has lost: more disks were lost or restored than the
+    group can bear. It stops, keeps them, and says which; a person decides."""
+
+    code = "lost_history"

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 from typing import NewType
 
-NodeId = NewType("NodeId", str)
+ReplicaId = NewType("ReplicaId", str)
 """One replica of one partition. Never reused: a replica that lost its disk comes back under a new id."""
 
 GroupId = NewType("GroupId", str)
 """One Raft group, which is one partition (``orders-3``) or the coordinator's own."""
+
+COORDINATOR = GroupId("coordinator")
+"""The coordinator's own."""
 
 Offset = NewType("Offset", int)
 """A record's position in its partition."""

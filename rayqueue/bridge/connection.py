@@ -10,7 +10,8 @@ import os
 import threading
 from dataclasses import dataclass
 
-from rayqueue.client.connection import RayQueue, connect
+from rayqueue.client.connect import connect
+from rayqueue.client.handle import RayQueue
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,18 +19,18 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
 from functools import partial
-from itertools import groupby
+from random import Random
 from typing import NamedTuple
 
-from rayqueue.bridge.append import Appends, persist, signed
-from rayqueue.bridge.journal import Target, producer_id_of, scanned
-from rayqueue.bridge.lookup import asked, route_to
-from rayqueue.bridge.ranges import Range
+from rayqueue.bridge.append import Appends
+from rayqueue.bridge.journal import Target, producer_id_of
+from rayqueue.bridge.scan import scanned
 from rayqueue.bridge.staging import Piece
-from rayqueue.client.connection import RayQueue
-from rayqueue.client.router import GroupRoute
+from rayqueue.client.handle import RayQueue
 from rayqueue.errors import (
     BridgeError,
     DataLossError,
@@ -39,9 +39,14 @@ from rayqueue.errors import (
     StagedDataLostError,
     StaleWriterError,
 )
+from rayqueue.net.backoff import Retry
+from rayqueue.net.interfaces import ask
+from rayqueue.net.requests import request
+from rayqueue.net.route import GroupRoute
+from rayqueue.net.scan import Range
 from rayqueue.protocol.calls import Bounds, GetBounds
 from rayqueue.protocol.topics import TopicPartition
-from rayqueue.records import BatchHeader, RecordBatch
+from rayqueue.records import BatchHeader, RecordBatch, with_producer
 
 _IMPOSSIBLE = 2**62
 _ATTEMPTS = 10
@@ -73,70 +78,67 @@ async def ends_of(rq: RayQueue, pieces: Iterable[Piece]) -> tuple[Target, ...]:
     wanted = sorted({(piece.place, piece.topic_id) for piece in pieces})
 
     async def end(place: TopicPartition, topic_id: int) -> Target:
-        bounds: Bounds = await asked(rq, place, topic_id, GetBounds())
+        bounds: Bounds = await ask(rq.routes, place, GetBounds(), topic_id=topic_id)
         return Target(place.topic, place.partition, bounds.end, topic_id)
 
     return tuple(await asyncio.gather(*(end(*each) for each in wanted)))
 
 
-async def copy(
-    rq: RayQueue,
-    pieces: Sequence[Piece],
-    source: Source,
-    *,
-    staging: str,
-    staging_id: int,
-    targets: Sequence[Target],
-    resume: bool,
-) -> None:
-    """Append the pieces to their partitions. ``resume``: some may be there already."""
-    for _ in range(_ATTEMPTS):
-        try:
-            await _copy(rq, pieces, source, staging, staging_id, targets, resume=resume)
-            return
-        except SequenceGapError as error:
-            resume, forgotten = True, error
-        except ProducerFencedError as error:
-            raise StaleWriterError(f"another run of this query has gone on: {error}", **error.details) from error
-    raise BridgeError(f"a partition forgets this producer again and again: {forgotten}") from forgotten
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """Pieces, where they are staged, where they go, and who writes them."""
 
+    rq: RayQueue
+    pieces: Sequence[Piece]
+    source: Source
+    staging: str
+    staging_id: int
+    targets: Sequence[Target]
 
-async def _copy(
-    rq: RayQueue,
-    pieces: Sequence[Piece],
-    source: Source,
-    staging: str,
-    staging_id: int,
-    targets: Sequence[Target],
-    *,
-    resume: bool,
-) -> None:
-    wanted = _sequenced(pieces)
-    lanes: dict[TopicPartition, Lane] = {}
-    for target in targets:
-        place = target.place
-        written, by = await _written(rq, target, source) if resume else (0, source)
-        wanted[place] = [entry for entry in wanted.get(place, []) if entry.sequence >= written]
-        lanes[place] = Lane(rq, place, target.topic_id, by)
-    inline = [(place, entry) for place, entries in wanted.items() for entry in entries if entry.piece.stage < 0]
-    for place, entry in inline:
-        await lanes[place].put(entry, entry.piece.payload)
-    staged = [(place, entry) for place, entries in wanted.items() for entry in entries if entry.piece.stage >= 0]
-    staged.sort(key=lambda each: (each[1].piece.stage, each[1].piece.offset))
-    for stage, entries_of_stage in groupby(staged, key=lambda each: each[1].piece.stage):
-        by_offset = {entry.piece.offset: (place, entry) for place, entry in entries_of_stage}
-        first = min(by_offset)
-        last = max(offset + entry.piece.count for offset, (_, entry) in by_offset.items())
-        try:
-            async for batch in scanned(rq, Range(staging, staging_id, stage, first, last)):
-                found = by_offset.pop(batch.base_offset, None)
-                if found is not None:
-                    await lanes[found[0]].put(found[1], batch.payload)
-        except DataLossError as error:
-            raise _gone(staging, len(by_offset)) from error
-        if by_offset:
-            raise _gone(staging, len(by_offset))
-    await asyncio.gather(*(lane.finish() for lane in lanes.values()))
+    async def run(self, *, resume: bool) -> None:
+        """Append the pieces to their partitions. ``resume``: some may be there already."""
+        for _ in range(_ATTEMPTS):
+            try:
+                await self._attempt(resume=resume)
+                return
+            except SequenceGapError as error:
+                resume, forgotten = True, error
+            except ProducerFencedError as error:
+                raise StaleWriterError(f"another run of this query has gone on: {error}", **error.details) from error
+        raise BridgeError(f"a partition forgets this producer again and again: {forgotten}") from forgotten
+
+    async def _attempt(self, *, resume: bool) -> None:
+        wanted = _sequenced(self.pieces)
+        with ExitStack() as opened:
+            lanes: dict[TopicPartition, Lane] = {}
+            for target in self.targets:
+                place, written, by = target.place, 0, self.source
+                if resume:
+                    written, by = await _written(self.rq, target, self.source)
+                wanted[place] = [entry for entry in wanted.get(place, []) if entry.sequence >= written]
+                lanes[place] = opened.enter_context(closing(Lane(self.rq, place, target.topic_id, by)))
+            await self._fill(lanes, [(place, entry) for place, entries in wanted.items() for entry in entries])
+            await asyncio.gather(*(lane.finish() for lane in lanes.values()))
+
+    async def _fill(self, lanes: Mapping[TopicPartition, Lane], wanted: Sequence[tuple[TopicPartition, Entry]]) -> None:
+        staged: dict[int, dict[int, tuple[TopicPartition, Entry]]] = {}
+        for place, entry in wanted:
+            if entry.piece.stage < 0:
+                await lanes[place].write(entry, entry.piece.payload)
+            else:
+                staged.setdefault(entry.piece.stage, {})[entry.piece.offset] = place, entry
+        for stage, by_offset in sorted(staged.items()):
+            first = min(by_offset)
+            last = max(offset + entry.piece.count for offset, (_, entry) in by_offset.items())
+            try:
+                async for batch in scanned(self.rq, Range(self.staging, self.staging_id, stage, first, last)):
+                    found = by_offset.pop(batch.base_offset, None)
+                    if found is not None:
+                        await lanes[found[0]].write(found[1], batch.payload)
+            except DataLossError as error:
+                raise _gone(self.staging, len(by_offset)) from error
+            if by_offset:
+                raise _gone(self.staging, len(by_offset))
 
 
 def _gone(staging: str, count: int) -> StagedDataLostError:
@@ -147,29 +149,20 @@ def _gone(staging: str, count: int) -> StagedDataLostError:
     )
 
 
-class Lane:
+class Lane(Appends):
     """The way of entries to one partition."""
 
     def __init__(
         self, rq: RayQueue, place: TopicPartition, topic_id: int, source: Source, *, refuse_forgotten: bool = True
     ) -> None:
-        way = partial(route_to, rq, place, topic_id)
-        self._appends = Appends(way, rq.settings.client, refuse_forgotten=refuse_forgotten)
+        way = partial(rq.routes.partition, place, topic_id)
+        super().__init__(place, way, rq.settings.client, refuse_forgotten=refuse_forgotten)
         self._source = source
 
-    async def put(self, entry: Entry, payload: bytes | memoryview) -> None:
+    async def write(self, entry: Entry, payload: bytes | memoryview) -> None:
         source = self._source
-        batch = signed(
-            payload,
-            producer_id=source.producer_id,
-            epoch=source.epoch,
-            sequence=entry.sequence - source.base,
-            lane=entry.piece.lane,
-        )
-        await self._appends.put(batch)
-
-    async def finish(self) -> None:
-        await self._appends.finish()
+        sequence = entry.sequence - source.base
+        await self.put(with_producer(payload, source.producer_id, sequence, source.epoch, entry.piece.lane))
 
 
 def _sequenced(pieces: Sequence[Piece]) -> dict[TopicPartition, list[Entry]]:
@@ -212,7 +205,7 @@ async def _expected(rq: RayQueue, target: Target, source: Source) -> int:
         sequence=_IMPOSSIBLE,
     )
 
-    async def ask(route: GroupRoute) -> int:
+    async def probed(route: GroupRoute) -> int:
         channel = await route.leader()
         await channel.call(GetBounds())  # a leader that is new has applied all that is committed once it answers this
         try:
@@ -221,12 +214,14 @@ async def _expected(rq: RayQueue, target: Target, source: Source) -> int:
             return int(gap.details["expected"])
         raise BridgeError(f"{target.place} took a batch of an impossible sequence")
 
-    return await persist(ask, partial(route_to, rq, target.place, target.topic_id), rq.settings.client)
+    now_s = asyncio.get_running_loop().time()
+    retry = Retry(rq.settings.client, Random(), now_s)  # noqa: S311  # jitter
+    return await request(partial(rq.routes.partition, target.place, target.topic_id), probed, retry)
 
 
 async def _seen(rq: RayQueue, target: Target, source: Source) -> dict[tuple[int, int], int]:
     """What the log has since the decision: by producer and epoch, the sequence after the last."""
-    bounds: Bounds = await asked(rq, target.place, target.topic_id, GetBounds())
+    bounds: Bounds = await ask(rq.routes, target.place, GetBounds(), topic_id=target.topic_id)
     if bounds.start > target.end:
         raise BridgeError(
             f"whether {target.place} has this batch cannot be known: it has forgotten the producer, and retention has "

@@ -20,23 +20,18 @@ Belongs to the I/O thread.
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import time
-from collections.abc import AsyncIterator
 from contextlib import suppress
 from typing import Any, NamedTuple
 
 import msgspec
 
-from rayqueue.bridge.append import Written, append_once
+from rayqueue.bridge.append import append_once
 from rayqueue.bridge.ledger import Ledger, ledger_of_old
-from rayqueue.bridge.lookup import asked, route_to
-from rayqueue.bridge.ranges import Range
-from rayqueue.bridge.scan import Scan, ScanSettings
+from rayqueue.bridge.scan import scanned
 from rayqueue.bridge.staging import Piece
-from rayqueue.client.connection import RayQueue
-from rayqueue.client.router import GroupRoute
+from rayqueue.client.handle import RayQueue
 from rayqueue.errors import (
     BridgeError,
     DataLossError,
@@ -44,8 +39,11 @@ from rayqueue.errors import (
     ProducerFencedError,
     SequenceGapError,
 )
+from rayqueue.net.interfaces import ask
+from rayqueue.net.route import GroupRoute
+from rayqueue.net.scan import Range
 from rayqueue.protocol.calls import Bounds, Call, Commit, GetBounds, GetPosition, Pin, Position
-from rayqueue.protocol.data import FetchedBatch
+from rayqueue.protocol.data import Appended
 from rayqueue.protocol.topics import TopicPartition
 from rayqueue.records import BatchHeader, RecordBatch
 
@@ -182,12 +180,12 @@ class Journal:
         await self.look_done()
 
     async def _ask(self, call: Call) -> Any:
-        return await asked(self._rq, self._place, self.topic_id, call)
+        return await ask(self._rq.routes, self._place, call, topic_id=self.topic_id)
 
     async def route(self) -> GroupRoute:
-        return await route_to(self._rq, self._place, self.topic_id)
+        return await self._rq.routes.partition(self._place, self.topic_id)
 
-    async def _append(self, decision: Decision, epoch: int, sequence: int) -> Written:
+    async def _append(self, decision: Decision, epoch: int, sequence: int) -> Appended:
         payload = RecordBatch.encode(
             [msgspec.msgpack.encode(decision)],
             timestamps=int(time.time() * 1000),
@@ -195,7 +193,7 @@ class Journal:
             epoch=epoch,
             sequence=sequence,
         )
-        return await append_once(self.route, payload, self._rq.settings.client)
+        return await append_once(self._place, self.route, payload, self._rq.settings.client)
 
     async def _read(self, start: int, end: int) -> None:
         wanted = Range(self._place.topic, self.topic_id, JOURNAL, start, end)
@@ -215,19 +213,6 @@ def producer_id_of(*identity: str | int) -> int:
     """A producer id that follows from these. The coordinator counts its ids from one; these have the highest bit."""
     digest = hashlib.blake2b("\0".join(map(str, identity)).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") | 2**63
-
-
-async def scanned(rq: RayQueue, wanted: Range) -> AsyncIterator[FetchedBatch]:
-    """The batches of a range, from the leader: what was appended a moment ago is there."""
-    reading = Scan(rq, wanted, ScanSettings(follower=False))
-    ahead = asyncio.ensure_future(reading.next())
-    try:
-        while batches := await ahead:
-            ahead = asyncio.ensure_future(reading.next())
-            for batch in batches:
-                yield batch
-    finally:
-        ahead.cancel()
 
 
 def _decision(payload: Any) -> Decision:

@@ -1,36 +1,19 @@
-"""What the cluster says of topics: partitions, bounds, where a time is. Many partitions are asked at once."""
+"""Questions to the cluster about topics: partitions, bounds, where a time is. Many partitions are asked at once."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 from rayqueue.bridge.places import Places, resolve
-from rayqueue.bridge.ranges import Range, check_end, clip
-from rayqueue.client.connection import RayQueue
-from rayqueue.client.router import GroupRoute
-from rayqueue.client.routing import ask, same_topic
+from rayqueue.bridge.ranges import check_end, clip
+from rayqueue.client.handle import RayQueue
 from rayqueue.errors import InvalidInputError
+from rayqueue.net.interfaces import ask, same_topic
+from rayqueue.net.requests import gathered
+from rayqueue.net.scan import Range
 from rayqueue.protocol.calls import Bounds, Call, Commit, FindOffset, GetBounds, GetPosition, GetStatus, Pin, Position
 from rayqueue.protocol.topics import TopicInfo, TopicPartition
-
-_K = TypeVar("_K")
-_T = TypeVar("_T")
-_AT_ONCE = 64
-
-
-async def route_to(rq: RayQueue, place: TopicPartition, topic_id: int) -> GroupRoute:
-    """The way to a partition of this very topic. ``TopicRecreatedError`` if another one has its name by now.
-
-    0, as decisions of older releases have it: whichever topic has the name.
-    """
-    return await rq.routes.partition(place, topic_id or None)
-
-
-async def asked(rq: RayQueue, place: TopicPartition, topic_id: int, call: Call) -> Any:
-    """What whoever leads a partition of this very topic answers."""
-    return await ask(rq.routes, place, call, topic_id=topic_id or None)
 
 
 class Lookup:
@@ -47,7 +30,8 @@ class Lookup:
     def topics(self, names: Sequence[str]) -> dict[str, TopicInfo]:
         """As they are now. ``UnknownTopicError``; ``TopicRecreatedError`` if one is not what it was the last time."""
         routes = self._rq.routes
-        found = self._many({name: routes.topic(name, refresh=True) for name in names})
+        infos = self._rq.io.call(gathered(lambda name: routes.topic(name, refresh=True), names))
+        found = dict(zip(names, infos, strict=True))
         for name, info in found.items():
             self._ids[name] = same_topic(info, self._ids.get(name)).topic_id
         return found
@@ -118,20 +102,8 @@ class Lookup:
 
     def ask(self, calls: Mapping[TopicPartition, Call]) -> dict[TopicPartition, Any]:
         """What the leaders of these partitions answer."""
-        ids = self._ids
-        return self._many({each: asked(self._rq, each, ids.get(each.topic, 0), call) for each, call in calls.items()})
 
-    def _many(self, questions: Mapping[_K, Coroutine[Any, Any, _T]]) -> dict[_K, _T]:
-        if not questions:
-            return {}
+        async def one(each: TopicPartition) -> Any:
+            return await ask(self._rq.routes, each, calls[each], topic_id=self._ids.get(each.topic))
 
-        async def gather() -> list[_T]:
-            gate = asyncio.Semaphore(_AT_ONCE)
-
-            async def asked(question: Coroutine[Any, Any, _T]) -> _T:
-                async with gate:
-                    return await question
-
-            return await asyncio.gather(*map(asked, questions.values()))
-
-        return dict(zip(questions, self._rq.io.call(gather()), strict=True))
+        return dict(zip(calls, self._rq.io.call(gathered(one, calls)), strict=True)) if calls else {}

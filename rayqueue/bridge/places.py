@@ -1,4 +1,4 @@
-"""Where a read begins or ends: earliest, latest, offsets, or a time. Pure.
+"""Places where a read begins or ends: earliest, latest, offsets, or a time. Pure.
 
 The text forms are those of the bridges' options:
 
@@ -13,21 +13,11 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
-from typing import Any
+from typing import Any, Final, Literal
 
 from rayqueue.errors import InvalidInputError
 from rayqueue.protocol.calls import Bounds
 from rayqueue.protocol.topics import TopicPartition
-
-
-@dataclass(frozen=True, slots=True)
-class Earliest:
-    """Where the log begins."""
-
-
-@dataclass(frozen=True, slots=True)
-class Latest:
-    """Where it ends when the read is planned."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +27,12 @@ class Instant:
     timestamp_ms: int
 
 
-Place = int | Earliest | Latest | Instant
+EARLIEST: Final = "earliest"
+"""Where the log begins."""
+LATEST: Final = "latest"
+"""Where it ends when the read is planned."""
 
-EARLIEST, LATEST = Earliest(), Latest()
+Place = int | Literal["earliest", "latest"] | Instant
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,17 +53,13 @@ class Places:
 
 def resolve(place: Place, bounds: Bounds, found: int | None) -> int:
     """The offset. ``found`` is where the partition says the time is."""
-    match place:
-        case Earliest():
-            return bounds.start
-        case Latest():
-            return bounds.end
-        case Instant():
-            if found is None:
-                raise InvalidInputError("nobody was asked where this time is")
-            return found
-        case offset:
-            return offset
+    if isinstance(place, Instant):
+        if found is None:
+            raise InvalidInputError("nobody was asked where this time is")
+        return found
+    if isinstance(place, int):
+        return place
+    return bounds.start if place == EARLIEST else bounds.end
 
 
 def parse_time_ms(option: str, text: Any) -> int:
@@ -147,7 +136,7 @@ def _number(option: str, number: Any) -> int:
 
 
 def _place(option: str, place: Any) -> Place:
-    if isinstance(place, (Earliest, Latest, Instant)):
+    if isinstance(place, Instant):
         return place
     if isinstance(place, str):
         word = _word(place)

@@ -26,12 +26,12 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from rayqueue.bridge.append import Appends
-from rayqueue.bridge.copies import Entry, Lane, Source, copy, ends_of
+from rayqueue.bridge.append import append_all
+from rayqueue.bridge.copies import Copy, Entry, Lane, Source, ends_of
 from rayqueue.bridge.journal import JOURNAL, Decided, Decision, Journal
 from rayqueue.bridge.rows import Cut
 from rayqueue.bridge.staging import Hold, Piece, batch_hold, check_staged, held_batch, staging_is_gone
-from rayqueue.client.connection import RayQueue
+from rayqueue.client.handle import RayQueue
 from rayqueue.config import MIB
 from rayqueue.errors import InvalidInputError, StagedDataLostError, StaleWriterError, TopicError
 from rayqueue.protocol.calls import NewProducerIds
@@ -112,33 +112,28 @@ class Publisher:
         if sum(len(piece.payload) for piece in pieces) <= _INLINE_BYTES:
             return pieces
         await hold.taken(JOURNAL)
-        appends = Appends(self._journal.route, self._rq.settings.client)
         inline = [piece for piece in pieces if piece.stage < 0]
-        for piece in inline:
-            await appends.put(piece.payload)
+        place = TopicPartition(self._staging, JOURNAL)
+        written = await append_all(
+            place, self._journal.route, (piece.payload for piece in inline), self._rq.settings.client, numbered=False
+        )
         moved = [
             msgspec.structs.replace(
                 piece,
                 stage=JOURNAL,
-                offset=written.base_offset or 0,
+                offset=each.base_offset or 0,
                 payload=b"",
                 staging_id=self._journal.topic_id,
             )
-            for piece, written in zip(inline, await appends.finish(), strict=True)
+            for piece, each in zip(inline, written, strict=True)
         ]
         return [*moved, *(piece for piece in pieces if piece.stage >= 0)]
 
     async def _carry_out(self, decided: Decided, *, resume: bool) -> None:
         decision = decided.decision
-        await copy(
-            self._rq,
-            decision.pieces,
-            Source(self._journal.producer_id, decided.number),
-            staging=self._staging,
-            staging_id=self._journal.topic_id,
-            targets=decision.targets,
-            resume=resume,
-        )
+        source = Source(self._journal.producer_id, decided.number)
+        copy = Copy(self._rq, decision.pieces, source, self._staging, self._journal.topic_id, decision.targets)
+        await copy.run(resume=resume)
         await self._journal.note_done(decided)
         self._untrimmed_bytes += 1024 + sum(piece.count * 64 for piece in decision.pieces if piece.stage >= 0)
 
@@ -174,7 +169,7 @@ def publish_once(rq: RayQueue, pieces: Sequence[Piece], staging: str) -> None:
             await check_staged(rq, staging, staging_id, pieces)
         targets = await ends_of(rq, pieces)
         source = Source(await rq.routes.coordinator.call(NewProducerIds()), 0)
-        await copy(rq, pieces, source, staging=staging, staging_id=staging_id, targets=targets, resume=False)
+        await Copy(rq, pieces, source, staging, staging_id, targets).run(resume=False)
 
     rq.io.call(publish())
 
@@ -211,4 +206,4 @@ class DirectWriter:
         sequence = self._sequences.get(place, 0)
         self._sequences[place] = sequence + cut.count
         piece = Piece(cut.topic, cut.partition, cut.lane, cut.count)
-        await self._lanes[place].put(Entry(piece, sequence), cut.payload)
+        await self._lanes[place].write(Entry(piece, sequence), cut.payload)

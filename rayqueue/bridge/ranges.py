@@ -1,36 +1,15 @@
-"""What to read: ranges of offsets, cut to size and shared out. Pure."""
+"""Ranges of offsets, cut to size and shared out. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
 
-from rayqueue.errors import DataLossError, InvalidInputError
+from rayqueue.errors import InvalidInputError
+from rayqueue.net.scan import Range, data_loss
 from rayqueue.protocol.calls import Bounds
 from rayqueue.protocol.topics import TopicPartition
-
-
-@dataclass(frozen=True, slots=True)
-class Range:
-    """``start <= offset < end`` of one partition, and of these only records whose timestamp may be in between."""
-
-    topic: str
-    topic_id: int
-    partition: int
-    start: int
-    end: int
-    min_timestamp_ms: int | None = None
-    """Batches in which all records are older are left out."""
-    max_timestamp_ms: int | None = None
-    """Batches in which all are younger are."""
-
-    def __len__(self) -> int:
-        return max(0, self.end - self.start)
-
-    @property
-    def topic_partition(self) -> TopicPartition:
-        return TopicPartition(self.topic, self.partition)
 
 
 def split(ranges: Sequence[Range], *, max_records: int | None = None, at_least: int = 0) -> list[Range]:
@@ -81,17 +60,6 @@ def clip(wanted: Range, bounds: Bounds, *, fail_on_data_loss: bool) -> Range:
     if fail_on_data_loss:
         raise data_loss(wanted.topic_partition, wanted.start, bounds.start)
     return replace(wanted, start=min(bounds.start, wanted.end))
-
-
-def data_loss(partition: TopicPartition, wanted: int, start: int) -> DataLossError:
-    return DataLossError(
-        f"records {wanted} to {start - 1} of {partition} are needed and retention has deleted them. Set "
-        "failOnDataLoss=false to go on without them; a group with pin=true keeps this from happening",
-        topic=partition.topic,
-        partition=partition.partition,
-        offset=wanted,
-        start=start,
-    )
 
 
 def check_end(partition: TopicPartition, wanted: int, bounds: Bounds) -> None:

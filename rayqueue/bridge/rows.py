@@ -26,12 +26,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from rayqueue.client.partitioners import BY_KEY, KeyedPartitions
+from rayqueue.client.producer.partitioners import BY_KEY, KeyedPartitions
 from rayqueue.config import MIB
 from rayqueue.errors import InvalidInputError, OversizedRecordError
 from rayqueue.protocol.topics import TopicInfo
 from rayqueue.records import Compression, RecordBatch
-from rayqueue.records.arrow import HEADERS
+from rayqueue.records.arrow import TIMESTAMP, VALUE, stored, stored_headers
 
 WRITE_COLUMNS = ("value", "key", "headers", "topic", "partition", "timestamp", "lane")
 
@@ -113,7 +113,7 @@ class Rows:
         rows = batch.num_rows
         value = _binary("value", batch.column("value"))
         key = _binary("key", batch.column("key")) if "key" in names else None
-        headers = _headers(batch.column("headers")) if "headers" in names else None
+        headers = stored_headers(batch.column("headers")) if "headers" in names else None
         stamps = _stamps(batch.column("timestamp") if "timestamp" in names else None, rows)
         topics = self._topic_numbers(batch.column("topic") if "topic" in names else None, rows)
         lanes = _lanes(batch.column("lane") if "lane" in names else None, rows, self._settings.lane)
@@ -250,27 +250,17 @@ def _grouped(plain: Any, places: Any) -> Iterator[tuple[int, Any]]:
 
 
 def _binary(name: str, column: Any) -> Any:
-    if pa.types.is_binary(column.type):
-        return column
-    kinds = (pa.types.is_string, pa.types.is_large_string, pa.types.is_large_binary, pa.types.is_fixed_size_binary)
-    if any(kind(column.type) for kind in kinds):
-        return column.cast(pa.binary())
-    raise InvalidInputError(
-        f"column {name!r} must be binary or string, not {column.type}; cast it, or pack it by to_json", column=name
-    )
+    try:
+        return stored(f"column {name!r}", column, VALUE.type)
+    except InvalidInputError as error:
+        raise InvalidInputError(f"{error}; cast it, or pack it by to_json", column=name) from None
 
 
 def _stamps(column: Any, rows: int) -> Any:
     now_ms = int(time.time() * 1000)
     if column is None:
         return pa.repeat(pa.scalar(now_ms, pa.int64()), rows)
-    if pa.types.is_timestamp(column.type):
-        column = column.cast(pa.timestamp("ms", tz=column.type.tz), safe=False).cast(pa.int64())
-    elif pa.types.is_integer(column.type):
-        column = column.cast(pa.int64())
-    else:
-        raise InvalidInputError(f"column 'timestamp' must be a timestamp or milliseconds, not {column.type}")
-    return pc.fill_null(column, now_ms) if column.null_count else column
+    return pc.fill_null(stored("column 'timestamp'", column, TIMESTAMP.type), now_ms)
 
 
 def _lanes(column: Any, rows: int, default: int) -> Any:
@@ -280,23 +270,3 @@ def _lanes(column: Any, rows: int, default: int) -> Any:
     if len(lanes) and not 0 <= int(lanes.min()) <= int(lanes.max()) < _LANES:
         raise InvalidInputError(f"a lane is a number from 0 to {_LANES - 1}")
     return lanes
-
-
-def _headers(column: Any) -> Any:
-    """The same headers in the form that a batch has."""
-    kind = column.type
-    if pa.types.is_map(kind):
-        pair = pa.struct([pa.field("key", kind.key_type, nullable=False), pa.field("value", kind.item_type)])
-        column = column.cast(pa.list_(pair))
-        kind = column.type
-    if not (pa.types.is_list(kind) and pa.types.is_struct(kind.value_type) and kind.value_type.num_fields == 2):
-        raise InvalidInputError(f"column 'headers' must be a map or a list of (name, value), not {kind}")
-    names, values = column.flatten().flatten()
-    item = HEADERS.type.value_type
-    names, values = names.cast(item.field(0).type), values.cast(item.field(1).type)
-    if names.null_count or values.null_count:
-        raise InvalidInputError("names and values of headers must not be null", column="headers")
-    lengths = pc.fill_null(column.value_lengths(), 0).cast(pa.int32())
-    offsets = pa.concat_arrays([pa.array([0], pa.int32()), pc.cumulative_sum(lengths)])
-    pairs = pa.StructArray.from_arrays([names, values], fields=list(item))
-    return pa.ListArray.from_arrays(offsets, pairs, type=HEADERS.type)

@@ -1,147 +1,67 @@
-"""Reading one range of a partition, from the closest replica that has it.
-
-A follower knows a little later than the leader what is committed. The end of a
-range was committed when it was planned, so a follower that does not have it yet
-will soon; after one wait the leader is asked instead.
-
-While the caller looks at one answer, the next is fetched already.
-"""
+"""One range of a partition, read as Arrow. Any thread but the I/O thread."""
 
 from __future__ import annotations
 
-import random
-import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
-from rayqueue.bridge.append import pause
-from rayqueue.bridge.frame import Frames
-from rayqueue.bridge.lookup import route_to
-from rayqueue.bridge.ranges import Range, data_loss
-from rayqueue.client.channel import Channel
-from rayqueue.client.connection import RayQueue
-from rayqueue.client.retry import Retry
-from rayqueue.client.router import GroupRoute
-from rayqueue.config import MIB
-from rayqueue.errors import DataLossError, OffsetOutOfRangeError, RayQueueError
-from rayqueue.protocol.data import ANY_LANE, READ_FOLLOWER, Cursor, FetchedBatch, FetchRequest
-from rayqueue.records import BatchHeader
+import pyarrow as pa
 
-_FOLLOWER_WAIT_MS = 200
+from rayqueue.client.handle import RayQueue
+from rayqueue.errors import RayQueueError
+from rayqueue.net.scan import Range, Scan, ScanSettings
+from rayqueue.protocol.data import FetchedBatch
+from rayqueue.records import BatchHeader, RecordBatch
+from rayqueue.records.table import needs_records, rows_of
 
 
-@dataclass(frozen=True, slots=True)
-class ScanSettings:
-    fetch_bytes: int = 4 * MIB
-    follower: bool = True
-    """Read from the closest replica, not from the leader only."""
-    fail_on_data_loss: bool = True
-
-
-class Scan:
-    """One range, answer by answer. Belongs to the I/O thread."""
-
-    def __init__(self, rq: RayQueue, wanted: Range, settings: ScanSettings) -> None:
-        self._rq = rq
-        self._range = wanted
-        self._settings = settings
-        self._cursor = wanted.start
-        self._follower = settings.follower
-        self._host = _own_host() if settings.follower else None
-        self._retry = Retry(rq.settings.client, random.Random(), time.monotonic(), idempotent=True)  # noqa: S311
-
-    async def next(self) -> list[FetchedBatch]:
-        """The next batches, at least one of them; [] once the range is read."""
-        while self._cursor < self._range.end:
-            try:
-                batches = await self._fetch()
-            except OffsetOutOfRangeError as error:
-                self._out_of_range(error)
-                continue
-            except RayQueueError as error:
-                self._follower = False
-                await pause(self._retry, self._route, await self._route(), error)
-                continue
-            if not batches:
-                self._follower = False  # it lags; the leader has what was committed when this was planned
-                continue
-            self._retry.progress(time.monotonic())
-            last = batches[-1]
-            self._cursor = last.base_offset + last.count
-            kept = self._in_time(batches)
-            if kept:
-                return kept
-        return []
-
-    async def _fetch(self) -> Sequence[FetchedBatch]:
-        route = await self._route()
-        channel: Channel
-        if self._follower:
-            channel = await route.any_replica(self._host)
-        else:
-            channel = await route.leader()
-        request = FetchRequest(
-            (Cursor(ANY_LANE, self._cursor),),
-            self._settings.fetch_bytes,
-            _FOLLOWER_WAIT_MS,
-            READ_FOLLOWER if self._follower else 0,
-        )
-        return (await channel.fetch(request)).batches
-
-    async def _route(self) -> GroupRoute:
-        return await route_to(self._rq, self._range.topic_partition, self._range.topic_id)
-
-    def _out_of_range(self, error: OffsetOutOfRangeError) -> None:
-        start = int(error.details.get("start", 0))
-        if start > self._cursor:
-            if self._settings.fail_on_data_loss:
-                raise data_loss(self._range.topic_partition, self._cursor, start)
-            self._cursor = min(start, self._range.end)
-        elif self._follower:
-            self._follower = False
-        else:
-            raise DataLossError(
-                f"{self._range.topic_partition} ends at {error.details.get('end')}, before offset {self._cursor}: "
-                "it is not the log that this range was planned for",
-                offset=self._cursor,
-            ) from error
-
-    def _in_time(self, batches: Sequence[FetchedBatch]) -> list[FetchedBatch]:
-        oldest, newest = self._range.min_timestamp_ms, self._range.max_timestamp_ms
-        if oldest is None and newest is None:
-            return list(batches)
-        kept = []
-        for batch in batches:
-            header = BatchHeader.parse(batch.payload)
-            if (oldest is None or header.max_timestamp >= oldest) and (
-                newest is None or header.min_timestamp <= newest
-            ):
-                kept.append(batch)
-        return kept
-
-
-def scan(rq: RayQueue, wanted: Range, settings: ScanSettings | None = None) -> Iterator[list[FetchedBatch]]:
-    """The batches of a range as they come. The first may begin before the range, the last end behind it."""
+def read(rq: RayQueue, wanted: Range, columns: tuple[str, ...], settings: ScanSettings | None = None) -> Iterator[Any]:
+    """The records of a range as ``pyarrow.RecordBatch`` of these columns of ``rayqueue.records.table``."""
     settings = settings or ScanSettings()
-    fetch_bytes = min(settings.fetch_bytes, rq.settings.calls.max_fetch_bytes)
-    reading = Scan(rq, wanted, replace(settings, fetch_bytes=fetch_bytes))
-    ahead = rq.io.run(reading.next())
+    scan = Scan(rq.routes, wanted, rq.settings, settings, host=_own_host() if settings.follower else None)
+    decode = needs_records(columns)
+    ahead = rq.io.run(scan.next())
     try:
         while batches := ahead.result():
-            ahead = rq.io.run(reading.next())
-            yield batches
+            ahead = rq.io.run(scan.next())  # while these become columns
+            parts = []
+            for batch in batches:
+                try:
+                    part = _rows(wanted, batch, columns, decode=decode)
+                except RayQueueError as error:
+                    scan.unreadable(batch, error)
+                    continue
+                if part is not None:
+                    parts.append(part)
+            if parts:
+                yield parts[0] if len(parts) == 1 else pa.concat_batches(parts)
     finally:
         ahead.cancel()
 
 
-def read(rq: RayQueue, wanted: Range, schema: Any, settings: ScanSettings | None = None) -> Iterator[Any]:
-    """The records of a range as ``pyarrow.RecordBatch`` of ``schema`` (columns of ``frame.COLUMNS``)."""
-    frames = Frames(wanted.topic, wanted.partition, schema)
-    for batches in scan(rq, wanted, settings):
-        made = frames.make(batches, wanted.start, wanted.end)
-        if made is not None:
-            yield made
+def scanned(rq: RayQueue, wanted: Range) -> AsyncIterator[FetchedBatch]:
+    """The batches of a range, from the leader: what was appended a moment ago is there. In the I/O thread."""
+    return Scan(rq.routes, wanted, rq.settings, ScanSettings(follower=False)).batches()
+
+
+def _rows(wanted: Range, fetched: FetchedBatch, columns: tuple[str, ...], *, decode: bool) -> Any:
+    """What a batch has of the range; None if it has nothing."""
+    base, count, payload = fetched
+    start, stop = max(base, wanted.start), min(base + count, wanted.end)
+    if start >= stop:
+        return None
+    stored = None
+    if decode:
+        batch = RecordBatch.decode(payload, base_offset=base)
+        header, stored = batch.header, batch.arrow()
+        if stop - start != count:
+            stored = stored.slice(start - base, stop - start)
+    else:  # the checksum of what is not used is not computed
+        header = BatchHeader.parse(payload)
+    if header.control:
+        return None
+    topic, partition, lane = wanted.topic, wanted.partition, header.lane
+    return rows_of(stored, start, stop, topic=topic, partition=partition, lane=lane, columns=columns)
 
 
 def _own_host() -> str:

@@ -25,10 +25,10 @@ from typing import Any
 import msgspec
 
 from rayqueue.bridge.append import Appends
-from rayqueue.bridge.lookup import asked, route_to
 from rayqueue.bridge.rows import Cut
-from rayqueue.client.connection import RayQueue
+from rayqueue.client.handle import RayQueue
 from rayqueue.errors import BridgeError, InvalidInputError, StagedDataLostError, TopicDiffersError, TopicError
+from rayqueue.net.interfaces import ask
 from rayqueue.protocol.calls import Bounds, Commit, ForgetGroup, GetBounds, GetGroups, GetTopics, Position, Topics, Trim
 from rayqueue.protocol.topics import TopicPartition
 
@@ -100,21 +100,17 @@ class StageWriter:
 
     def finish(self) -> list[Piece]:
         """What was staged, all of it durable."""
-        if self._appends is None:
-            return [
-                Piece(cut.topic, cut.partition, cut.lane, cut.count, payload=cut.payload, topic_id=cut.topic_id)
-                for cut in self._cuts
-            ]
-        written = self._rq.io.call(self._appends.finish())
-        stage = self._where.partition
+        staged = self._appends is not None
+        written = self._rq.io.call(self._appends.finish()) if self._appends is not None else [None] * len(self._cuts)
         return [
             Piece(
                 cut.topic,
                 cut.partition,
                 cut.lane,
                 cut.count,
-                stage,
-                each.base_offset or 0,
+                self._where.partition if staged else -1,
+                0 if each is None else each.base_offset or 0,
+                payload=cut.payload,
                 topic_id=cut.topic_id,
                 staging_id=self._topic_id,
             )
@@ -123,7 +119,8 @@ class StageWriter:
 
     async def _open(self) -> Appends:
         self._topic_id = (await self._rq.routes.topic(self._where.topic)).topic_id
-        return Appends(partial(route_to, self._rq, self._where, self._topic_id), self._rq.settings.client)
+        way = partial(self._rq.routes.partition, self._where, self._topic_id)
+        return Appends(self._where, way, self._rq.settings.client, numbered=False)
 
 
 # -- the topics ------------------------------------------------------------------------------
@@ -161,7 +158,7 @@ def staging_ends(rq: RayQueue, name: str) -> tuple[int, ...]:
         found: Topics = await rq.routes.coordinator.call(GetTopics(names=(name,)))
         for info in found.topics:
             places = [TopicPartition(name, part.number) for part in info.partitions]
-            bounds: list[Bounds] = [await asked(rq, each, info.topic_id, GetBounds()) for each in places]
+            bounds: list[Bounds] = [await ask(rq.routes, each, GetBounds(), topic_id=info.topic_id) for each in places]
             return tuple(each.end for each in bounds)
         return ()
 
@@ -284,7 +281,7 @@ class Hold:
         try:
             if self._topic_id is None:
                 self._topic_id = (await self._rq.routes.topic(self._staging)).topic_id
-            return await asked(self._rq, TopicPartition(self._staging, stage), self._topic_id, call)
+            return await ask(self._rq.routes, TopicPartition(self._staging, stage), call, topic_id=self._topic_id)
         except TopicError:
             staging_is_gone(self._rq, self._staging)
             raise
@@ -313,7 +310,7 @@ async def check_staged(rq: RayQueue, staging: str, topic_id: int, pieces: Iterab
                 )
             first[piece.stage] = min(first.get(piece.stage, piece.offset), piece.offset)
     for stage, offset in first.items():
-        bounds: Bounds = await asked(rq, TopicPartition(staging, stage), topic_id, GetBounds())
+        bounds: Bounds = await ask(rq.routes, TopicPartition(staging, stage), GetBounds(), topic_id=topic_id)
         if offset < bounds.start:
             raise StagedDataLostError(
                 f"what was staged at {offset} of {staging!r} is trimmed: the job took more than a day, or the staging "

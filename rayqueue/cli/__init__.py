@@ -9,17 +9,20 @@ package stays cheap: a command imports what it needs when it runs.
 
 from __future__ import annotations
 
-import sys
+import os
 import traceback
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 
 from rayqueue import __version__
-from rayqueue.cli import cluster, groups, local, streams, topics
+from rayqueue.cli import brokers, cluster, gateway, groups, keys, local, queues, streams, topics
 from rayqueue.cli.common import say_error
 from rayqueue.cli.consume import consume
+from rayqueue.cli.events import events
 from rayqueue.cli.produce import produce
+from rayqueue.cli.rebalancing import rebalance
+from rayqueue.cli.recover import recover
 from rayqueue.errors import RayQueueError
 
 __all__ = ["app", "main"]
@@ -36,6 +39,9 @@ for command in (
     cluster.up,
     cluster.down,
     cluster.status,
+    rebalance,
+    events,
+    recover,
     produce,
     consume,
     local.config,
@@ -44,6 +50,12 @@ for command in (
     app.command()(command)
 app.add_typer(topics.app, name="topics")
 app.add_typer(groups.app, name="groups")
+app.add_typer(queues.app, name="queues")
+app.add_typer(queues.dlq, name="dlq")
+app.add_typer(brokers.app, name="brokers")
+app.add_typer(gateway.app, name="gateway")
+app.add_typer(keys.app, name="keys")
+app.add_typer(brokers.partitions, name="partitions")
 
 
 def _version(wanted: bool) -> None:
@@ -61,14 +73,27 @@ def _options(
     """A fault-tolerant, Kafka-like message queue made of Ray actors."""
 
 
-def main() -> None:
-    """The entry point: an error of ours is one sentence, not a traceback."""
+def main() -> NoReturn:
+    """The entry point: an error of ours is one sentence, not a traceback.
+
+    The process ends here, and not by taking down the interpreter with Ray and its threads in it, which takes half a
+    second. Whatever has to be done at the end of a command is done by the command.
+    """
     streams.allow()
+    code = _run()
+    streams.flush()
+    os._exit(code)
+
+
+def _run() -> int:
     try:
         app()
+    except SystemExit as ended:
+        return ended.code if isinstance(ended.code, int) else int(ended.code is not None)
     except RayQueueError as error:
         say_error(error)
-        sys.exit(1)
+        return 1
     except Exception:  # noqa: BLE001  # nobody foresaw it: all that is known is shown
         print(traceback.format_exc(), streams.last_words(), sep="", end="", file=streams.stderr())
-        sys.exit(1)
+        return 1
+    return 0

@@ -1,4 +1,4 @@
-"""What all commands share: their options, how they connect, and how they print."""
+"""The common part of all commands: their options, how they connect, and how they print."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from rayqueue.cli import streams
 from rayqueue.errors import ClusterNotFoundError, ConfigError, RayQueueError
 
 if TYPE_CHECKING:
-    from rayqueue.client.connection import RayQueue
+    from rayqueue.client.handle import RayQueue
     from rayqueue.config import Settings
 
 ConfigPath = Annotated[
@@ -64,15 +64,13 @@ def connected(address: str | None, data_dir: Path | None, namespace: str | None)
     """The RayQueue that runs; ``ClusterNotFoundError`` if none does."""
     streams.claim()
     from rayqueue.cli import ray_head
-    from rayqueue.client.connection import connect
+    from rayqueue.client.connect import connect
 
     settings = settings_of(data_dir, namespace)
     with spinner("connecting"):
         rq = connect(ray_head.address_of(settings, address), create=False, settings=settings)
-    try:
+    with rq:
         yield rq
-    finally:
-        rq.close()
 
 
 # -- printing ------------------------------------------------------------------------------------
@@ -111,7 +109,7 @@ def spinner(text: str) -> Iterator[Status]:
     """Shown on standard error, if that is a terminal, while a command works; with what a long wait waits for."""
     with progress_console().status(text) as doing:
         shown = _Shown(doing)
-        waiting = logging.getLogger("rayqueue.client.waiting")
+        waiting = logging.getLogger("rayqueue.client.wait_notices")
         waiting.addHandler(shown)
         waiting.propagate = False  # it is shown here
         try:

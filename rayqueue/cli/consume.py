@@ -24,8 +24,8 @@ from rayqueue.cli.lines import delimiter_of, unescaped
 from rayqueue.errors import InvalidInputError
 
 if TYPE_CHECKING:
-    from rayqueue.client.connection import RayQueue
-    from rayqueue.client.consumer import Consumer
+    from rayqueue.client.consumer.consumer import Consumer
+    from rayqueue.client.handle import RayQueue
     from rayqueue.records import Record
 
 _AT_ONCE = 1000

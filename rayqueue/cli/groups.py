@@ -16,8 +16,8 @@ from rayqueue.errors import InvalidInputError, UnknownGroupError
 
 if TYPE_CHECKING:
     from rayqueue.client.admin import GroupDescription
-    from rayqueue.client.connection import RayQueue
     from rayqueue.client.group_reset import GroupReset
+    from rayqueue.client.handle import RayQueue
 
 app = typer.Typer(help="Consumer groups: list, describe, reset, delete.", no_args_is_help=True, rich_markup_mode=None)
 
@@ -52,7 +52,7 @@ def describe(
     out = console()
     out.print(f"{name}: {group.state}, generation {group.generation}, assignor {group.assignor}, lag {group.lag:,}")
     if group.expires_at_ms is not None:
-        out.print(f"empty since {_time(group.empty_since_ms)}, expires {_time(group.expires_at_ms)}")
+        out.print(f"empty since {moment(group.empty_since_ms)}, expires {moment(group.expires_at_ms)}")
     members = table("member", "runs at", "instance", "reads", title="Members")
     for member in group.members:
         reads = ", ".join(str(grant.topic_partition) for grant in member.grants)
@@ -159,9 +159,9 @@ def groups_table(groups: Sequence[GroupDescription]) -> Table:
     made = table(*columns, title="Groups", right=columns[2:6])
     for group in groups:
         cells = (group.group, group.state, len(group.members), group.generation, len(group.partitions), group.lag)
-        add(made, *cells, _time(group.empty_since_ms), _time(group.expires_at_ms))
+        add(made, *cells, moment(group.empty_since_ms), moment(group.expires_at_ms))
     return made
 
 
-def _time(when_ms: int | None) -> str:
+def moment(when_ms: int | None) -> str:
     return "" if when_ms is None else time.strftime("%Y-%m-%d %H:%M", time.localtime(when_ms / 1000))

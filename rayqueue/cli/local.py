@@ -55,7 +55,7 @@ def demo(
     partitions: Annotated[int, typer.Option(min=1, max=16, help="Of the topic.")] = 2,
     kills: Annotated[int, typer.Option(min=0, max=20, help="How often a leader is killed.")] = 3,
     seconds: Annotated[float, typer.Option(min=0.0, help="How long to take for producing, if nothing fails.")] = 15.0,
-    data_dir: Annotated[Path | None, typer.Option(help="Keep the data here, instead of deleting it.")] = None,
+    data_dir: Annotated[Path | None, typer.Option(help="Keep the data, in this new directory.")] = None,
     svg: Annotated[Path | None, typer.Option(help="Save a picture of the demo to this file.")] = None,
     as_json: AsJson = False,
 ) -> None:

@@ -26,8 +26,8 @@ from rayqueue.cli.lines import Lines, delimiter_of
 from rayqueue.errors import InvalidInputError, RayQueueError
 
 if TYPE_CHECKING:
-    from rayqueue.client.delivery import Deliveries
-    from rayqueue.client.producer import Producer
+    from rayqueue.client.producer.delivery import Deliveries
+    from rayqueue.client.producer.producer import Producer
 
 _READ_BYTES = 256 * 1024
 _INTERRUPTED = 130

@@ -5,7 +5,9 @@ warnings, stacks at a signal. A command's standard output is data and its
 standard error is the command's own words, so before it connects, ``claim``
 moves the two real streams to descriptors that only this module knows, and
 points 1 and 2 (and ``sys.stdout``, ``sys.stderr``) at a temporary file. What
-Ray said is shown if the command fails in a way that nobody foresaw.
+Ray said is shown if the command fails in a way that nobody foresaw, and kept in
+the file that _RAYQUEUE_RAY_LOG names, if it does: a process that crashed
+shows nothing.
 
 Nothing is claimed unless ``main`` has allowed it: in a test, or in somebody
 else's program, the streams are not ours.
@@ -13,11 +15,15 @@ else's program, the streams are not ours.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import sys
 import tempfile
+from pathlib import Path
 from typing import IO, TextIO, cast
+
+KEPT_AT = "_RAYQUEUE_RAY_LOG"
 
 _SHOWN_BYTES = 4000
 
@@ -40,7 +46,11 @@ def claim() -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     _own = (_copy(1), _copy(2))
-    _said = tempfile.TemporaryFile("w+", buffering=1, errors="replace", prefix="rayqueue-ray-")  # noqa: SIM115
+    kept = os.environ.get(KEPT_AT)
+    if kept:
+        _said = Path(kept).open("w+", buffering=1, errors="replace")  # noqa: SIM115
+    else:
+        _said = tempfile.TemporaryFile("w+", buffering=1, errors="replace", prefix="rayqueue-ray-")  # noqa: SIM115
     for standard in (1, 2):
         os.dup2(_said.fileno(), standard)
     sys.stdout = sys.stderr = cast("TextIO", _said)
@@ -58,6 +68,13 @@ def stdout() -> TextIO:
 def stderr() -> TextIO:
     """Where words for people go that are not data."""
     return sys.stderr if _own is None else _own[1]
+
+
+def flush() -> None:
+    """What is written is out, unless nobody reads it any more."""
+    for stream in (sys.stdout, sys.stderr, stdout(), stderr()):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
 
 
 def last_words() -> str:

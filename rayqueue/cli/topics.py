@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
+from functools import wraps
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -25,45 +27,78 @@ from rayqueue.cli.common import (
     table,
 )
 from rayqueue.errors import InvalidInputError, UnknownTopicError
+from rayqueue.protocol.topics import Declared, TopicSettings, declared
 
 if TYPE_CHECKING:
     from rich.progress import Progress
 
     from rayqueue.client.admin import PartitionDescription, TopicDescription
-    from rayqueue.client.connection import RayQueue
+    from rayqueue.client.handle import RayQueue
 
 app = typer.Typer(help="Topics: create, list, describe, alter, delete.", no_args_is_help=True, rich_markup_mode=None)
 
 Name = Annotated[str, typer.Argument(help="The topic.")]
-Partitions = Annotated[int | None, typer.Option(help="How many shards.")]
 
 
-def _limit(what: str) -> Any:
-    return typer.Option(metavar="NUMBER|none", help=what)
+def with_settings(
+    settings: Iterable[Declared], *, defaults: bool = False
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command a flag for each of these settings; those that were named it gets as ``settings``."""
+    wanted = tuple(settings)
+
+    def of(command: Callable[..., None]) -> Callable[..., None]:
+        @wraps(command)
+        def run(**arguments: Any) -> None:
+            flags = given(**{setting.name: arguments.pop(setting.name) for setting in wanted})
+            values = {each.name: _value(each, flags[each.name]) for each in wanted if each.name in flags}
+            command(settings=values, **arguments)
+
+        own = inspect.signature(command, eval_str=True).parameters
+        name, *rest = (each for each in own.values() if each.name != "settings")
+        by_name = inspect.Parameter.KEYWORD_ONLY
+        flags = [
+            inspect.Parameter(each.name, by_name, default=None, annotation=_flag(each, defaults)) for each in wanted
+        ]
+        shown = [name, *flags, *(each.replace(kind=by_name) for each in rest)]
+        # Typer reads both.
+        run.__signature__ = inspect.Signature(shown)  # type: ignore[attr-defined]
+        run.__annotations__ = {each.name: each.annotation for each in shown}
+        return run
+
+    return of
 
 
-RetentionMs = Annotated[str | None, _limit("Older records may be deleted.")]
-RetentionBytes = Annotated[str | None, _limit("The oldest records of a larger partition may be deleted.")]
-RetentionConsumed = Annotated[
-    bool | None, typer.Option("--retention-consumed/--no-retention-consumed", help="Delete what all groups have read.")
-]
-MaxRecordBytes = Annotated[int | None, typer.Option(help="The largest record.")]
-MaxBacklogBytes = Annotated[str | None, _limit("More than this unread by the slowest group: the topic is full.")]
-MaxBacklogRecords = Annotated[str | None, _limit("The same in records.")]
+def _flag(setting: Declared, defaults: bool) -> Any:
+    doc = f"{setting.doc} Default: {setting.default}." if defaults and setting.default else setting.doc
+    flag = f"--{setting.name.replace('_', '-')}"
+    if setting.kind is bool:
+        return Annotated[bool | None, typer.Option(f"{flag}/--no-{flag[2:]}", help=doc)]
+    if setting.optional:
+        metavar = "|".join((*setting.choices, "none")) if setting.choices else "NUMBER|none"
+        return Annotated[str | None, typer.Option(flag, metavar=metavar, help=doc)]
+    return Annotated[int | None, typer.Option(flag, help=doc)]
+
+
+def _value(setting: Declared, given: Any) -> Any:
+    """Typer has read the rest; what can be none is still a text."""
+    if not isinstance(given, str) or given in setting.choices:
+        return given
+    if given == "none":
+        return None
+    if setting.choices or not given.isdigit():
+        flag, kind = setting.name.replace("_", "-"), " or ".join(setting.choices) or "a number"
+        raise InvalidInputError(f"--{flag} is {kind} or none, not {given!r}", key=setting.name)
+    return int(given)
+
+
+_SETTINGS = declared(TopicSettings).values()
 
 
 @app.command()
+@with_settings(_SETTINGS, defaults=True)
 def create(
     name: Name,
-    partitions: Partitions = None,
-    replication: Annotated[int | None, typer.Option(help="Copies of each partition.")] = None,
-    lanes: Annotated[int | None, typer.Option(help="Priority levels.")] = None,
-    retention_ms: RetentionMs = None,
-    retention_bytes: RetentionBytes = None,
-    retention_consumed: RetentionConsumed = None,
-    max_record_bytes: MaxRecordBytes = None,
-    max_backlog_bytes: MaxBacklogBytes = None,
-    max_backlog_records: MaxBacklogRecords = None,
+    settings: dict[str, Any],
     if_missing: Annotated[bool, typer.Option("--if-missing", help="No error if it exists like this.")] = False,
     address: Address = None,
     data_dir: DataDir = None,
@@ -71,18 +106,6 @@ def create(
     as_json: AsJson = False,
 ) -> None:
     """Make a topic, and wait until each partition has a leader."""
-    settings = given(
-        partitions=partitions,
-        replication=replication,
-        lanes=lanes,
-        retention_consumed=retention_consumed,
-        max_record_bytes=max_record_bytes,
-    ) | _limits(
-        retention_ms=retention_ms,
-        retention_bytes=retention_bytes,
-        max_backlog_bytes=max_backlog_bytes,
-        max_backlog_records=max_backlog_records,
-    )
     with connected(address, data_dir, namespace) as rq, _progress(as_json) as bar:
         task = bar.add_task(f"creating {name}", total=settings.get("partitions", 1))
         info = rq.create_topic(
@@ -133,49 +156,37 @@ def describe(
     for key in topic.settings.__struct_fields__:
         add(settings, key, getattr(topic.settings, key))
     out.print(settings)
-    columns = ("partition", "leader", "term", "start", "end", "size", "replicas")
-    partitions = table(*columns, title="Partitions", right=("term", "start", "end", "size"))
+    columns = ("partition", "leader", "term", "start", "end", "size", "in sync", "replicas")
+    partitions = table(*columns, title="Partitions", right=("term", "start", "end", "size", "in sync"))
     for each in topic.partitions:
         cells = (each.number, each.leader or "none", each.term, each.start_offset, each.end_offset)
         style = None if each.leader and each.healthy == len(each.replicas) else "red"
-        add(partitions, *cells, size(each.size_bytes), _replicas(each), style=style)
+        in_sync = f"{each.in_sync} of {len(each.replicas)}"
+        add(partitions, *cells, size(each.size_bytes), in_sync, _replicas(each), style=style)
     out.print(partitions)
     for trouble in troubles_of(topic):
         out.print(trouble, style="red")
 
 
 @app.command()
+@with_settings(each for each in _SETTINGS if each.changes != "never")
 def alter(
     name: Name,
-    partitions: Partitions = None,
-    retention_ms: RetentionMs = None,
-    retention_bytes: RetentionBytes = None,
-    retention_consumed: RetentionConsumed = None,
-    max_record_bytes: MaxRecordBytes = None,
-    max_backlog_bytes: MaxBacklogBytes = None,
-    max_backlog_records: MaxBacklogRecords = None,
+    settings: dict[str, Any],
     address: Address = None,
     data_dir: DataDir = None,
     namespace: Namespace = None,
     as_json: AsJson = False,
 ) -> None:
     """More partitions, other retention, other limits. `none` takes a limit away."""
-    changes = given(
-        partitions=partitions, retention_consumed=retention_consumed, max_record_bytes=max_record_bytes
-    ) | _limits(
-        retention_ms=retention_ms,
-        retention_bytes=retention_bytes,
-        max_backlog_bytes=max_backlog_bytes,
-        max_backlog_records=max_backlog_records,
-    )
-    if not changes:
+    if not settings:
         raise InvalidInputError("nothing to change: name a setting, such as --retention-ms 60000")
     with connected(address, data_dir, namespace) as rq:
-        info = rq.alter_topic(name, **changes)
+        info = rq.alter_topic(name, **settings)
     if as_json:
         print_json(info)
     else:
-        told = ", ".join(f"{key} = {getattr(info.settings, key)}" for key in changes)
+        told = ", ".join(f"{key} = {getattr(info.settings, key)}" for key in settings)
         console().print(f"{name}: {told}", style="green")
 
 
@@ -240,6 +251,9 @@ def troubles_of(topic: TopicDescription) -> Iterator[str]:
             if replica.problem is not None:
                 where = f"{replica.node} of {topic.name}-{partition.number} on {replica.broker}"
                 yield f"{where}: {replica.problem}"
+            elif partition.leader is not None and not replica.in_sync and replica.lag:
+                where = f"{replica.node} of {topic.name}-{partition.number} on {replica.broker}"
+                yield f"{where} is not in sync: it lacks {replica.lag} entries of its leader's log"
 
 
 def sharing_of(topic: TopicDescription, brokers: int) -> tuple[list[str], list[str]]:
@@ -259,17 +273,6 @@ def sharing_of(topic: TopicDescription, brokers: int) -> tuple[list[str], list[s
 
 def _replicas(partition: PartitionDescription) -> str:
     return "\n".join(f"{each.node} {each.role} on {each.broker}" for each in partition.replicas)
-
-
-def _limits(**options: str | None) -> dict[str, int | None]:
-    found: dict[str, int | None] = {}
-    for key, value in options.items():
-        if value is None:
-            continue
-        if value != "none" and not value.isdigit():
-            raise InvalidInputError(f"--{key.replace('_', '-')} is a number or none, not {value!r}", key=key)
-        found[key] = None if value == "none" else int(value)
-    return found
 
 
 def _progress(as_json: bool) -> Progress:

@@ -1,4 +1,4 @@
-"""How many partitions each member gets when members want different topics.
+"""Shares of a group's members: the number of partitions for each when members want different topics.
 
 A flow from classes of partitions to members. What is to be least is, in this
 order, the sum of the squares of the members' loads and the number of

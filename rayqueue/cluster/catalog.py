@@ -6,22 +6,52 @@ Owns these rows of the META table, and writes each change through to it:
     b<broker>              a broker
     t<name>                a topic
     u<group id>\\0<node>    a replica whose data was not made yet
-    k<node>                a replica of the coordinator that was added after the cluster was made
+    k<node>                a replica of the coordinator that was added after the cluster was made, or, without a
+                           broker, one that has left
     e<group>               the generation up to which partitions have still to forget a group that expired
-    d<group id>\\0<node>    a replica of a deleted topic that was not removed yet
+    d<group id>\\0<node>    a replica of a deleted topic, or one that was replaced, that was not removed yet
+    x<group id>\\0<node>    a replica whose data is lost, and what it said of it
+    v<group id>            a replica that is being replaced
+
+Those of groups that went on without a majority are ``recoveries``'.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
 
-from rayqueue.cluster.commands import AlterTopic, CreateTopic, PlaceCoordinator, PutBroker
+from rayqueue.cluster.commands import (
+    AlterTopic,
+    BeginMove,
+    BeginRebalance,
+    CreateTopic,
+    PlaceCoordinator,
+    PutBroker,
+    RecoverGroup,
+    ReplicaLost,
+    ResizeTopic,
+    RetireCoordinator,
+)
+from rayqueue.cluster.moves import Move
 from rayqueue.cluster.placement import Placement, partition_group_id, replica_id
+from rayqueue.cluster.plans import Plans, Rebalance
+from rayqueue.cluster.recoveries import Recoveries, Recovery
 from rayqueue.cluster.tables import META
-from rayqueue.errors import InvalidInputError, RayQueueError, TopicExistsError, TopicRecreatedError, UnknownTopicError
+from rayqueue.errors import (
+    ChangeInProgressError,
+    InvalidInputError,
+    InvariantBrokenError,
+    MembershipError,
+    RayQueueError,
+    TopicExistsError,
+    TopicRecreatedError,
+    UnknownBrokerError,
+    UnknownTopicError,
+)
+from rayqueue.ids import COORDINATOR
 from rayqueue.log.store import LogStore
 from rayqueue.protocol.topics import PartitionInfo, ReplicaInfo, TopicInfo
 
@@ -32,7 +62,11 @@ _UNMADE = b"u"
 _DOOMED = b"d"
 _COORDINATOR = b"k"
 _EXPIRED = b"e"
+_LOST = b"x"
+_MOVE = b"v"
 _CLOCK_STEP_MS = 1_000
+_FIRST_COORDINATORS = frozenset(f"c{number}" for number in range(1, 8))
+"""The ids that those of a new cluster may have: ``cluster.coordinators`` is at most 7."""
 
 
 class BrokerRow(msgspec.Struct, frozen=True, array_like=True):
@@ -45,6 +79,8 @@ class BrokerRow(msgspec.Struct, frozen=True, array_like=True):
     """Of its host; 0 if it has not said so yet."""
     directory: str = ""
     """Of its replicas, below the node's data directory; "" is that one itself."""
+    draining: bool = False
+    """It is to be emptied: it gets no replica, and those that it has are moved elsewhere."""
 
 
 class PlacedReplica(msgspec.Struct, frozen=True, array_like=True):
@@ -78,6 +114,8 @@ class _Counters(msgspec.Struct, array_like=True):
     """The largest time that a leader has told, to within a second. It never goes back."""
     first_ms: int = 0
     """The first: what was written before counts from then on."""
+    moves: int = 0
+    """How many were begun: their numbers are in the ids of the new replicas, which nobody had before."""
 
 
 class _TopicRow(msgspec.Struct, frozen=True, array_like=True):
@@ -91,6 +129,8 @@ _encode = msgspec.msgpack.Encoder().encode
 class Catalog:
     def __init__(self, store: LogStore) -> None:
         self._store = store
+        self.recoveries = Recoveries(store)
+        self.plans = Plans(store)
         self.load()
 
     # -- what others ask -------------------------------------------------------------------
@@ -126,7 +166,29 @@ class Catalog:
         return self._counters.cluster_id
 
     def put_broker(self, command: PutBroker) -> BrokerRow:
-        row = BrokerRow(command.broker, command.host, command.ray_node, command.memory_bytes, command.directory)
+        known = self.brokers.get(command.broker)
+        draining = known is not None and known.draining
+        facts = command.host, command.ray_node, command.memory_bytes, command.directory
+        return self._write_broker(BrokerRow(command.broker, *facts, draining))
+
+    def drain_broker(self, broker: str, draining: bool) -> BrokerRow | RayQueueError:
+        known = self.brokers.get(broker)
+        if known is None:
+            return unknown_broker(broker, self.brokers)
+        return self._write_broker(msgspec.structs.replace(known, draining=draining))
+
+    def forget_broker(self, broker: str) -> None:
+        known = self.brokers.get(broker)
+        if known is not None and known.draining and not self.holds(broker):
+            del self.brokers[broker]
+            self._store.delete(META, _BROKER + broker.encode())
+
+    def holds(self, broker: str) -> int:
+        """How many replicas are still there, the coordinator's and those that are to be deleted among them."""
+        others = (*self.coordinators.values(), *(replica.broker for replica in self.doomed.values()))
+        return len(self._placed.get(broker, ())) + others.count(broker)
+
+    def _write_broker(self, row: BrokerRow) -> BrokerRow:
         if self.brokers.get(row.broker) != row:
             self.brokers[row.broker] = row
             self._store.put(META, _BROKER + row.broker.encode(), _encode(row))
@@ -190,7 +252,7 @@ class Catalog:
         self._place(info, info.partitions)
         return info
 
-    def alter_topic(self, command: AlterTopic) -> TopicInfo | RayQueueError:
+    def alter_topic(self, command: AlterTopic | ResizeTopic) -> TopicInfo | RayQueueError:
         info = self.topics.get(command.name)
         if info is None:
             return unknown_topic(command.name)
@@ -198,6 +260,8 @@ class Catalog:
             return recreated_topic(info, command.topic_id)
         try:
             settings = info.settings.changed(command.changes)
+            if settings.replication != info.settings.replication and not isinstance(command, ResizeTopic):
+                raise InvalidInputError("replication cannot change in this way", key="replication")
             _check_placement(command.placement, settings.partitions - len(info.partitions), settings.replication)
         except InvalidInputError as error:
             return error
@@ -215,29 +279,184 @@ class Catalog:
             return False
         del self.topics[name], self._attempts[name]
         self._store.delete(META, _TOPIC + name.encode())
+        for partition in info.partitions:
+            if partition.group_id in self.moves:
+                self.cancel_move(partition.group_id, self.moves[partition.group_id].add)
+        self._unindex(info, info.partitions)
         for replica in _replicas(info, info.partitions):
-            self._unplace(replica)
-            self.doomed[replica.key] = replica
-            self._store.put(META, replica.key.row_key(_DOOMED), _encode(replica))
-            if self.unmade.pop(replica.key, None) is not None:
-                self._store.delete(META, replica.key.row_key(_UNMADE))
+            self._retire(replica)
         self._bump_version()
         return True
 
     def place_coordinator(self, command: PlaceCoordinator) -> None:
-        if command.node in self.coordinators or command.broker in self.coordinators.values():
+        lost = {key.node for key in self.lost if key.group_id == COORDINATOR}
+        sound = {broker for node, broker in self.coordinators.items() if node not in lost}
+        if command.node in self.coordinators or command.broker in sound:
             return
         replica = PlacedReplica(command.group_id, command.node, command.broker, "", 0)
+        if self.lost.pop(replica.key, None) is not None:  # said of an id that nobody had yet
+            self._store.delete(META, replica.key.row_key(_LOST))
+        self._put_coordinator(replica)
+        self._mark(self.unmade, _UNMADE, replica)
+
+    def retire_coordinator(self, command: RetireCoordinator) -> None:
+        if self.coordinators.get(command.node) == "":
+            return
+        self._put_coordinator(PlacedReplica(command.group_id, command.node, "", "", 0))
+        self._retire(PlacedReplica(command.group_id, command.node, command.broker, "", 0))
+
+    def _put_coordinator(self, replica: PlacedReplica) -> None:
         self.coordinators[replica.node] = replica.broker
         self._store.put(META, _COORDINATOR + replica.node.encode(), _encode(replica))
-        self.unmade[replica.key] = replica
-        self._store.put(META, replica.key.row_key(_UNMADE), _encode(replica))
+
+    # -- replicas that are replaced ---------------------------------------------------------
+
+    def replica_lost(self, command: ReplicaLost) -> bool:
+        key = ReplicaKey(command.group_id, command.node)
+        known = self._may_coordinate(key.node) if key.group_id == COORDINATOR else self._find(key) is not None
+        if not known or key in self.unmade:
+            return False
+        if self.lost.get(key) != command.why:
+            self.lost[key] = command.why
+            self._store.put(META, key.row_key(_LOST), _encode((*key, command.why)))
+        return True
+
+    def _may_coordinate(self, node: str) -> bool:
+        """The first ones are in nobody's log, so that any of their ids must be taken for one."""
+        return bool(self.coordinators.get(node, node in _FIRST_COORDINATORS))
+
+    def begin_move(self, command: BeginMove) -> Move | RayQueueError:
+        found = self.partition(command.group_id)
+        old = self._in_service(ReplicaKey(command.group_id, command.remove)) if command.remove else None
+        if found is None or (command.remove and old is None) or not (command.remove or command.broker):
+            return MembershipError(f"{command.group_id} has no replica {command.remove}", node=command.remove)
+        info, partition = found
+        if command.group_id in self.moves:
+            return ChangeInProgressError(f"a replica of {command.group_id} is being replaced already; retry")
+        if command.broker and command.broker not in self.brokers:
+            return unknown_broker(command.broker, self.brokers)
+        if not command.broker and len(partition.replicas) == 1:
+            return MembershipError(f"{command.remove} is the only replica of {command.group_id}", node=command.remove)
+        self._counters.moves += 1
+        self._write_counters()
+        kin = old.node.partition(".")[0] if old is not None else f"r{len(partition.replicas) + 1}"
+        add = f"{kin if command.broker else 'none'}.{self._counters.moves}"
+        move = Move(command.group_id, add, command.broker, command.remove, command.reason, command.why)
+        self.moves[move.group_id] = move
+        self._store.put(META, _MOVE + move.group_id.encode(), _encode(move))
+        if move.adds:
+            self._mark(self.unmade, _UNMADE, self._place_move(move, info, partition))
+        if command.remove:
+            self.plans.drop(((command.group_id, command.remove),))
+        return move
+
+    def finish_move(self, group_id: str, add: str) -> None:
+        move = self._take_move(group_id, add)
+        if move is None:
+            return
+        old = self._in_service(ReplicaKey(group_id, move.remove)) if move.remove else None
+        found = self.partition(group_id)
+        if found is None or (move.remove and old is None):
+            raise InvariantBrokenError(f"{move.remove} of {group_id} is not in service, and was being replaced")
+        info, partition = found
+        new = (ReplicaInfo(add, move.broker),) if move.adds else ()
+        replicas: tuple[ReplicaInfo, ...] = () if move.remove else (*partition.replicas, *new)
+        for each in partition.replicas if move.remove else ():
+            replicas += new if each.node == move.remove else (each,)
+        partitions = list(info.partitions)
+        partitions[partition.number] = PartitionInfo(partition.number, group_id, replicas)
+        if move.adds:
+            del self._placed[move.broker][ReplicaKey(group_id, add)]
+        self._unindex(info, (partition,))
+        if old is not None:
+            self._retire(old)
+        info = TopicInfo(info.name, info.topic_id, info.settings, tuple(partitions), info.version)
+        self._put_topic(info, self._attempts[info.name])
+        self._index(info, (partitions[partition.number],))
+
+    def cancel_move(self, group_id: str, add: str) -> None:
+        move = self._take_move(group_id, add)
+        if move is not None and move.adds:
+            self._retire(self._placed[move.broker].pop(ReplicaKey(group_id, add)))
+
+    def recover_group(self, command: RecoverGroup) -> Recovery | RayQueueError:
+        epoch = command.epoch or self.recoveries.epoch(command.group_id) + 1
+        recovery = Recovery(command.group_id, epoch, command.survivor, command.abandoned, command.at_ms, command.said)
+        if command.group_id == COORDINATOR:
+            for node, broker in command.abandoned:
+                self.retire_coordinator(RetireCoordinator(COORDINATOR, node, broker))
+            return self.recoveries.put(msgspec.structs.replace(recovery, settled=True))
+        survivor = self._in_service(ReplicaKey(command.group_id, command.survivor))
+        info = None if survivor is None else self.topics[survivor.topic]
+        partition = None if survivor is None or info is None else info.partitions[survivor.partition]
+        expected = {command.survivor, *(node for node, _ in command.abandoned)}
+        if partition is None or info is None or {each.node for each in partition.replicas} != expected:
+            return MembershipError(f"the replicas of {command.group_id} are others by now; look again")
+        if command.group_id in self.moves:
+            self.cancel_move(command.group_id, self.moves[command.group_id].add)
+        self._unindex(info, (partition,))
+        for each in partition.replicas:
+            if each.node != command.survivor:
+                self._retire(PlacedReplica(command.group_id, each.node, each.broker, info.name, partition.number))
+        left = tuple(each for each in partition.replicas if each.node == command.survivor)
+        partitions = list(info.partitions)
+        partitions[partition.number] = PartitionInfo(partition.number, command.group_id, left)
+        info = TopicInfo(info.name, info.topic_id, info.settings, tuple(partitions), info.version)
+        self._put_topic(info, self._attempts[info.name])
+        self._index(info, (partitions[partition.number],))
+        return self.recoveries.put(recovery)
+
+    def begin_rebalance(self, command: BeginRebalance) -> Rebalance | RayQueueError:
+        self._counters.moves += 1
+        self._write_counters()
+
+        def partition(group_id: str) -> PartitionInfo | None:
+            found = self.partition(group_id)
+            return None if found is None else found[1]
+
+        return self.plans.begin(command, self._counters.moves, partition, self.brokers)
+
+    def _take_move(self, group_id: str, add: str) -> Move | None:
+        move = self.moves.get(group_id)
+        if move is None or move.add != add:
+            return None
+        del self.moves[group_id]
+        self._store.delete(META, _MOVE + group_id.encode())
+        return move
+
+    def partition(self, group_id: str) -> tuple[TopicInfo, PartitionInfo] | None:
+        name, _, number = group_id.rpartition(".")[0].rpartition("-")
+        info = self.topics.get(name)
+        if info is None or not number.isdigit() or int(number) >= len(info.partitions):
+            return None
+        partition = info.partitions[int(number)]
+        return (info, partition) if partition.group_id == group_id else None
+
+    def _retire(self, replica: PlacedReplica) -> None:
+        """It is out of service, and its data is to be deleted."""
+        self.plans.drop((replica.key,))
+        self._strike(self.unmade, _UNMADE, (replica.key,))
+        if self.lost.pop(replica.key, None) is not None:
+            self._store.delete(META, replica.key.row_key(_LOST))
+        self._mark(self.doomed, _DOOMED, replica)
+
+    def _in_service(self, key: ReplicaKey) -> PlacedReplica | None:
+        """Not so one that is still to take another's place."""
+        move = self.moves.get(key.group_id)
+        return None if move is not None and move.add == key.node else self._find(key)
+
+    def _find(self, key: ReplicaKey) -> PlacedReplica | None:
+        return next((placed[key] for placed in self._placed.values() if key in placed), None)
 
     def replicas_made(self, replicas: Iterable[tuple[str, str]]) -> None:
         self._strike(self.unmade, _UNMADE, replicas)
 
     def replicas_removed(self, replicas: Iterable[tuple[str, str]]) -> None:
         self._strike(self.doomed, _DOOMED, replicas)
+
+    def _mark(self, table: dict[ReplicaKey, PlacedReplica], kind: bytes, replica: PlacedReplica) -> None:
+        table[replica.key] = replica
+        self._store.put(META, replica.key.row_key(kind), _encode(replica))
 
     def _strike(self, table: dict[ReplicaKey, PlacedReplica], kind: bytes, replicas: Iterable[tuple[str, str]]) -> None:
         for group_id, node in replicas:
@@ -260,23 +479,24 @@ class Catalog:
     def _write_counters(self) -> None:
         self._store.put(META, _COUNTERS, _encode(self._counters))
 
-    def _place(self, info: TopicInfo, partitions: Iterable[PartitionInfo]) -> None:
+    def _place(self, info: TopicInfo, partitions: Sequence[PartitionInfo]) -> None:
         for replica in self._index(info, partitions):
-            self.unmade[replica.key] = replica
-            self._store.put(META, replica.key.row_key(_UNMADE), _encode(replica))
+            self._mark(self.unmade, _UNMADE, replica)
 
-    def _index(self, info: TopicInfo, partitions: Iterable[PartitionInfo]) -> list[PlacedReplica]:
+    def _index(self, info: TopicInfo, partitions: Sequence[PartitionInfo]) -> list[PlacedReplica]:
         placed = _replicas(info, partitions)
         for replica in placed:
             self._placed.setdefault(replica.broker, {})[replica.key] = replica
-            if replica.node == replica_id(0):
-                self._leaders[replica.broker] = self._leaders.get(replica.broker, 0) + 1
+        for partition in partitions:
+            first = partition.replicas[0].broker
+            self._leaders[first] = self._leaders.get(first, 0) + 1
         return placed
 
-    def _unplace(self, replica: PlacedReplica) -> None:
-        del self._placed[replica.broker][replica.key]
-        if replica.node == replica_id(0):
-            self._leaders[replica.broker] -= 1
+    def _unindex(self, info: TopicInfo, partitions: Sequence[PartitionInfo]) -> None:
+        for replica in _replicas(info, partitions):
+            del self._placed[replica.broker][replica.key]
+        for partition in partitions:
+            self._leaders[partition.replicas[0].broker] -= 1
 
     def load(self) -> None:
         """Become what the table says."""
@@ -285,9 +505,13 @@ class Catalog:
         self.unmade: dict[ReplicaKey, PlacedReplica] = {}
         self.doomed: dict[ReplicaKey, PlacedReplica] = {}
         self.coordinators: dict[str, str] = {}
-        """Those that were added, by their brokers."""
+        """Those that were added, by their brokers; and "" for all that have left."""
         self.expired: dict[str, int] = {}
         """Groups that partitions have still to forget, and up to which generation."""
+        self.lost: dict[ReplicaKey, str] = {}
+        """Replicas whose data is lost, and what they said of it."""
+        self.moves: dict[str, Move] = {}
+        """By Raft group."""
         self._attempts: dict[str, str] = {}
         self._placed: dict[str, dict[ReplicaKey, PlacedReplica]] = {}
         self._leaders: dict[str, int] = {}
@@ -311,9 +535,33 @@ class Catalog:
             for row in self._rows(kind):
                 replica = msgspec.msgpack.decode(row, type=PlacedReplica)
                 table[replica.key] = replica
+        for row in self._rows(_LOST):
+            group_id, node, why = msgspec.msgpack.decode(row, type=tuple[str, str, str])
+            self.lost[ReplicaKey(group_id, node)] = why
+        self.recoveries.load()
+        for row in self._rows(_MOVE):
+            self._load_move(msgspec.msgpack.decode(row, type=Move))
+        self.plans.load()
+
+    def _load_move(self, move: Move) -> None:
+        self.moves[move.group_id] = move
+        found = self.partition(move.group_id)
+        if found is None:
+            raise InvariantBrokenError(f"a replica of {move.group_id} is being replaced, which is not there")
+        if move.adds:
+            self._place_move(move, *found)
+
+    def _place_move(self, move: Move, info: TopicInfo, partition: PartitionInfo) -> PlacedReplica:
+        new = PlacedReplica(move.group_id, move.add, move.broker, info.name, partition.number)
+        self._placed.setdefault(new.broker, {})[new.key] = new
+        return new
 
     def _rows(self, kind: bytes) -> Iterable[bytes]:
         return (row for _, row in self._store.scan(META, kind, bytes([kind[0] + 1])))
+
+
+def unknown_broker(broker: str, known: Iterable[str]) -> UnknownBrokerError:
+    return UnknownBrokerError(f"there is no broker {broker!r}; there are {', '.join(sorted(known))}", broker=broker)
 
 
 def unknown_topic(name: str) -> UnknownTopicError:

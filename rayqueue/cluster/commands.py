@@ -1,4 +1,4 @@
-"""What is written to the coordinator's log: every change of the cluster's state.
+"""The coordinator's commands: every change of the cluster's state, as it is written to the coordinator's log.
 
 An entry is one tag byte and the command as msgpack. ``encode_command`` is for
 whoever proposes, ``decode_command`` for the machine. Each class says what
@@ -15,8 +15,9 @@ from typing import Any
 
 import msgspec
 
+from rayqueue.cluster.moves import Reason
 from rayqueue.cluster.placement import Placement
-from rayqueue.errors import UnknownFormatError
+from rayqueue.errors import UnknownFormatError, UpgradeUnfinishedError
 from rayqueue.protocol.topics import TopicPartition, TopicSettings
 from rayqueue.protocol.unpacking import unpack
 
@@ -47,6 +48,19 @@ class PutBroker(Command, frozen=True):
     directory: str = ""
 
 
+class DrainBroker(Command, frozen=True):
+    """A broker is to be emptied, or is not any more. Answers its ``BrokerRow``, or ``UnknownBrokerError``."""
+
+    broker: str
+    draining: bool
+
+
+class ForgetBroker(Command, frozen=True):
+    """A broker that was emptied and has gone. Void if it has replicas, or is not to be emptied. Answers None."""
+
+    broker: str
+
+
 class CreateTopic(Command, frozen=True):
     """Answers the ``TopicInfo``, or ``TopicExistsError``."""
 
@@ -61,10 +75,22 @@ class AlterTopic(Command, frozen=True):
     """Other settings, and a placement for the partitions that are new. Answers the ``TopicInfo``."""
 
     name: str
-    changes: dict[str, int | bool | None]
+    changes: dict[str, int | bool | str | None]
     placement: Placement = ()
     topic_id: int = 0
     """``TopicRecreatedError`` if the topic has another. 0 in logs of earlier releases: whatever has the name."""
+
+
+class ResizeTopic(Command, frozen=True):
+    """``AlterTopic`` with another replication among the changes. Its replicas follow one by one (``BeginMove``).
+
+    A command of its own: a release that refuses to change the replication must not skip this, but stop.
+    """
+
+    name: str
+    changes: dict[str, int | bool | str | None]
+    placement: Placement
+    topic_id: int
 
 
 class DeleteTopic(Command, frozen=True):
@@ -86,6 +112,15 @@ class PlaceCoordinator(Command, frozen=True):
     broker: str
 
 
+class RetireCoordinator(Command, frozen=True):
+    """A replica of the coordinator has left the group, or never was in it: its place is free, and its data doomed.
+    Answers None."""
+
+    group_id: str
+    node: str
+    broker: str
+
+
 class ReplicasMade(Command, frozen=True):
     """Their data exists from now on: if it is missing later, it was lost. Answers None."""
 
@@ -97,6 +132,96 @@ class ReplicasRemoved(Command, frozen=True):
     """The data of these doomed replicas is gone. Answers None."""
 
     replicas: tuple[tuple[str, str], ...]
+
+
+class ReplicaLost(Command, frozen=True):
+    """A replica says that its data is gone, damaged or too old: it is to be replaced.
+
+    Answers whether it was in service. Void if its data was never made, or if it has been replaced already.
+    """
+
+    group_id: str
+    node: str
+    why: str
+
+
+class BeginMove(Command, frozen=True):
+    """Replace a replica by a new one on this broker. Answers the ``Move``, or ``MembershipError``.
+
+    Without ``remove`` the group gets one more, without ``broker`` one less.
+    """
+
+    group_id: str
+    remove: str
+    broker: str
+    reason: Reason
+    why: str = ""
+
+
+class FinishMove(Command, frozen=True):
+    """The group has the new replica and not the old one, whose data is doomed. Answers None; void if it is over."""
+
+    group_id: str
+    add: str
+
+
+class CancelMove(Command, frozen=True):
+    """The group has not the new replica, whose data is doomed. Answers None; void if it is over."""
+
+    group_id: str
+    add: str
+
+
+class RecoverGroup(Command, frozen=True):
+    """A group goes on with one replica, in a new epoch; the others are given up, and their data is doomed.
+
+    Answers the ``Recovery``, or ``MembershipError`` if these are not its replicas any more. Of the coordinator's own
+    group it is written to the survivor's log itself, when nothing runs (``rayqueue.actors.keeper.rescue``).
+    """
+
+    group_id: str
+    survivor: str
+    abandoned: tuple[tuple[str, str], ...]
+    """Replica ids and brokers: with the survivor, all that the group had when the operator looked."""
+    at_ms: int
+    said: str
+    epoch: int = 0
+    """Of the coordinator's group, which knows it itself. 0: the one after the last."""
+
+
+class RecoverySettled(Command, frozen=True):
+    """The survivor leads. Answers None."""
+
+    group_id: str
+    epoch: int
+
+
+class BeginRebalance(Command, frozen=True):
+    """Write a plan down; what is out of date in it is left out. Answers the ``Rebalance``, or
+    ``ChangeInProgressError``."""
+
+    moves: tuple[tuple[str, str, str, int], ...]
+    """Raft group id, replica id, the broker that is to have its successor, bytes."""
+    now_ms: int
+
+
+class EndRebalance(Command, frozen=True):
+    """Forget what of the plan was not begun yet. Answers None; void if that rebalance is over. 0: whichever."""
+
+    number: int
+
+
+class DropPlanned(Command, frozen=True):
+    """These moves of a plan cannot be made any more. Answers None."""
+
+    replicas: tuple[tuple[str, str], ...]
+
+
+class NoteEvents(Command, frozen=True):
+    """Remember what happened (``rayqueue.cluster.events``). Answers None."""
+
+    events: tuple[tuple[int, str, str, str], ...]
+    """Time, kind, subject and text of each."""
 
 
 class TakeProducerIds(Command, frozen=True):
@@ -187,12 +312,26 @@ AnyCommand = (
     Nothing
     | CreateCluster
     | PutBroker
+    | DrainBroker
+    | ForgetBroker
     | CreateTopic
     | AlterTopic
+    | ResizeTopic
     | DeleteTopic
     | PlaceCoordinator
+    | RetireCoordinator
     | ReplicasMade
     | ReplicasRemoved
+    | ReplicaLost
+    | BeginMove
+    | FinishMove
+    | CancelMove
+    | RecoverGroup
+    | RecoverySettled
+    | BeginRebalance
+    | EndRebalance
+    | DropPlanned
+    | NoteEvents
     | TakeProducerIds
     | ChangeGroup
     | DeleteGroup
@@ -201,9 +340,39 @@ AnyCommand = (
     | GroupsForgotten
 )
 
+_VERSION_2 = frozenset(
+    (
+        Nothing,
+        CreateCluster,
+        PutBroker,
+        CreateTopic,
+        AlterTopic,
+        DeleteTopic,
+        PlaceCoordinator,
+        ReplicasMade,
+        ReplicasRemoved,
+        TakeProducerIds,
+        ChangeGroup,
+        DeleteGroup,
+        FenceGroup,
+        ExpireGroups,
+        GroupsForgotten,
+    )
+)
+"""What coordinators can apply that speak version 2 of the replicas' protocol. All others need version 3."""
+
 _TAG = bytes([COMMAND])
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(AnyCommand)
+
+
+def check_readable(command: AnyCommand, version: int) -> None:
+    """``UpgradeUnfinishedError`` if a coordinator that speaks this version of the replicas' protocol cannot apply it:
+    it would stop, and with a second one the group."""
+    if version < 3 and type(command) not in _VERSION_2:
+        raise UpgradeUnfinishedError(
+            f"a coordinator of the release before runs, and cannot read {type(command).__name__}; upgrade it first"
+        )
 
 
 def encode_command(command: AnyCommand) -> bytes:

@@ -23,10 +23,10 @@ noticed may answer one with what was true before; the member's next leader
 knows better, and commits are fenced by the partitions in any case. Reads that
 must be of now are confirmed first (``confirm``).
 
-Time in which this process did not run is nobody's silence: if it is called much
-later than it asked for, all deadlines move by as much. Otherwise a coordinator
-that was starved or frozen would throw everybody out before it reads what they
-sent meanwhile.
+If this process itself did not run for a while (paused, or starved of CPU), its
+members are not to blame for the silence: all deadlines are moved by as much.
+Otherwise it would expel every member before it reads the heartbeats that
+arrived meanwhile.
 """
 
 from __future__ import annotations
@@ -40,14 +40,26 @@ from typing import Any
 import msgspec
 
 from rayqueue.cluster import commands
+from rayqueue.cluster.brokers import (
+    Seen,
+    cluster_info,
+    move_command,
+    move_info,
+    rebalance_command,
+    recover_command,
+    recovery_info,
+)
 from rayqueue.cluster.catalog import recreated_topic, unknown_topic
 from rayqueue.cluster.commands import decode_command, encode_command
 from rayqueue.cluster.groups import Group
 from rayqueue.cluster.machine import ClusterMachine
 from rayqueue.cluster.memberships import RETRY_S, Memberships
+from rayqueue.cluster.moves import Move
 from rayqueue.cluster.placement import AliveBroker, Placement
+from rayqueue.cluster.recoveries import Recovery
 from rayqueue.cluster.sessions import NEVER, Reply
 from rayqueue.cluster.sites import Sites
+from rayqueue.cluster.whereabouts import Whereabouts
 from rayqueue.config import ClusterSettings
 from rayqueue.errors import (
     InvalidInputError,
@@ -59,7 +71,7 @@ from rayqueue.errors import (
 )
 from rayqueue.protocol.calls import (
     AlterTopic,
-    Broker,
+    BeginRebalance,
     ClusterInfo,
     CoordinatorCall,
     CreateTopic,
@@ -68,15 +80,22 @@ from rayqueue.protocol.calls import (
     DeleteTopic,
     DescribeCluster,
     DescribeGroup,
+    DrainBroker,
+    EventInfo,
     FencedGroup,
     FenceGroup,
+    GetEvents,
     GetTopics,
     GroupInfo,
     Heartbeat,
     JoinGroup,
     LeaveGroup,
     ListGroups,
+    MoveReplica,
     NewProducerIds,
+    RecoverPartition,
+    ReportReplica,
+    StopRebalance,
     Topics,
 )
 from rayqueue.protocol.seals import Seals
@@ -86,6 +105,8 @@ _log = logging.getLogger(__name__)
 
 MAX_PRODUCER_IDS = 100_000
 MAX_ATTEMPT = 128
+MAX_WHY = 500
+"""Characters of what a replica says about its loss."""
 MAX_WAITING_CALLS = 20_000
 """Calls that wait for a new leader's first entry, and topic changes that wait for each other."""
 
@@ -114,9 +135,10 @@ class Coordinator:
         propose: Propose,
         confirm: Confirm | None = None,
         wall_ms: Callable[[], int] | None = None,
+        check: Callable[[commands.AnyCommand], None] | None = None,
     ) -> None:
         """``wall_ms``: the time of day, which is written down where it must outlive this leader. Without it no group
-        expires."""
+        expires. ``check`` may raise: not all replicas could apply this command."""
         self._wall_ms: Callable[[], int] = (lambda: 0) if wall_ms is None else wall_ms
         self._expire_at_s = NEVER
         self._machine = machine
@@ -124,6 +146,7 @@ class Coordinator:
         self._seals = seals
         self._raw_propose = propose
         self._confirm = confirm
+        self._check = check
         self._now_s = 0.0
         self._stalled_s = 0.0
         """How far the time that sessions go by is behind the time that is handed in."""
@@ -134,6 +157,9 @@ class Coordinator:
         self._node = ""
         self._term = 0
         self._sites = Sites(machine, settings)
+        self.seen = Seen()
+        """What the keeper tells of its looks."""
+        self.whereabouts = Whereabouts(machine)
         self._early: deque[tuple[int, CoordinatorCall, Reply]] = deque()
         self._topic_changes: deque[tuple[CoordinatorCall, Reply]] = deque()
         self._topic_change_under_way = False
@@ -178,6 +204,8 @@ class Coordinator:
         self._leadership += 1
         self._node, self._term = node, term
         self._sites.lead(now_s)
+        self.seen = Seen()
+        self.whereabouts.forget()
         self._start()
 
     def _start(self) -> None:
@@ -274,6 +302,8 @@ class Coordinator:
 
     def _write(self, command: commands.AnyCommand, answer: Callable[[Any], None]) -> None:
         try:
+            if self._check is not None:
+                self._check(command)
             payload = encode_command(command)
             decode_command(payload)  # raises here rather than at every replica that applies it
             if len(payload) > MAX_COMMAND_BYTES:
@@ -301,6 +331,7 @@ class Coordinator:
         try:
             match call:
                 case Heartbeat():
+                    self.whereabouts.note(call)
                     self._memberships.heartbeat(self._now_s, client, call, reply)
                 case JoinGroup():
                     self._memberships.join(self._now_s, client, call, reply)
@@ -314,7 +345,20 @@ class Coordinator:
                     self._delete_group(call, reply)
                 case FenceGroup():
                     self._fence_group(call, reply)
-                case GetTopics() | DescribeCluster() | ListGroups() | DescribeGroup():
+                case DrainBroker():
+                    self._drain_broker(call, reply)
+                case MoveReplica():
+                    self._move_replica(call, reply)
+                case RecoverPartition():
+                    self._recover_partition(call, reply)
+                case BeginRebalance():
+                    command = rebalance_command(self._sites, call, self._wall_ms())
+                    self._then_cluster(command, reply)
+                case StopRebalance():
+                    self._then_cluster(commands.EndRebalance(0), reply)
+                case ReportReplica():
+                    self._write(commands.ReplicaLost(call.group_id, call.node, call.why[:MAX_WHY]), reply)
+                case GetTopics() | DescribeCluster() | ListGroups() | DescribeGroup() | GetEvents():
                     self._read(partial(self._answer, call), reply)
                 case _:
                     raise InvalidInputError(f"a coordinator does not answer {type(call).__name__} itself")
@@ -351,6 +395,9 @@ class Coordinator:
                     return Topics(machine.version, ())
                 names = sorted(machine.topics) if call.names is None else call.names
                 return Topics(machine.version, tuple(machine.topics[each] for each in names if each in machine.topics))
+            case GetEvents(after=after):
+                told = [each for each in machine.events if each.number > after]
+                return tuple(EventInfo(*msgspec.structs.astuple(each)) for each in told)
             case ListGroups():
                 return tuple(self._group_info(machine.groups[name]) for name in sorted(machine.groups))
             case DescribeGroup(group=name):
@@ -362,22 +409,30 @@ class Coordinator:
                 return self._cluster_info()
 
     def _cluster_info(self) -> ClusterInfo:
-        machine = self._machine
-        counts, room = machine.replica_counts(), self._sites.room()
-        brokers = tuple(
-            Broker(name, row.host, name in self._sites.alive, counts.get(name, 0), room.get(name))
-            for name, row in sorted(machine.brokers.items())
-        )
-        partitions = sum(len(info.partitions) for info in machine.topics.values())
-        return ClusterInfo(
-            machine.cluster_id,
-            self._node,
-            self._term,
-            brokers,
-            len(machine.topics),
-            partitions,
-            len(machine.groups),
-        )
+        return cluster_info(self._machine, self._sites, self.seen, self._node, self._term)
+
+    def _drain_broker(self, call: DrainBroker, reply: Reply) -> None:
+        self._then_cluster(commands.DrainBroker(call.broker, call.draining), reply)
+
+    def _then_cluster(self, command: commands.AnyCommand, reply: Reply) -> None:
+        """Write it; the answer is how things are then."""
+
+        def done(answer: Any) -> None:
+            reply(answer if isinstance(answer, RayQueueError) else self._cluster_info())
+
+        self._propose(command, done)
+
+    def _move_replica(self, call: MoveReplica, reply: Reply) -> None:
+        def begun(answer: Any) -> None:
+            reply(move_info(self._machine, answer, self.seen) if isinstance(answer, Move) else answer)
+
+        self._propose(move_command(self._machine, self._sites, call), begun)
+
+    def _recover_partition(self, call: RecoverPartition, reply: Reply) -> None:
+        def begun(answer: Any) -> None:
+            reply(recovery_info(answer) if isinstance(answer, Recovery) else answer)
+
+        self._write(recover_command(self._machine, call, self._wall_ms()), begun)
 
     def _delete_group(self, call: DeleteGroup, reply: Reply) -> None:
         check_name("group", call.group)
@@ -494,8 +549,12 @@ class Coordinator:
             raise recreated_topic(known, call.topic_id)
         settings = known.settings.changed(call.changes)
         new = settings.partitions - len(known.partitions)
+        more = settings.replication - known.settings.replication
+        if more > 0:
+            self._sites.check_copies(known.partitions, more)
         placement = self._place(new, settings.replication) if new else ()
-        return commands.AlterTopic(call.name, call.changes, placement, call.topic_id)
+        kind = commands.ResizeTopic if more else commands.AlterTopic
+        return kind(call.name, call.changes, placement, call.topic_id)
 
     def _place(self, partitions: int, replication: int) -> Placement:
         machine = self._machine

@@ -1,17 +1,20 @@
-"""How the coordinator's group grows with its cluster: one replica on one node, three on three or more. Pure.
+"""The coordinator's group and its brokers: it grows with them, shrinks with them, and what is lost is replaced. Pure.
 
-Looks at one picture, says the next step, and is asked again once that is done.
-In this order, so that the group can decide at every moment:
+One replica on fewer than three brokers, three (``cluster.coordinators``) on three
+or more. Looks at one picture, says the next step, and is asked again once that
+is done. In this order, so that the group can decide at every moment:
 
-1. Every new replica gets its place, written down in the group's own log.
-2. Its data is made there, which is also written down (``ReplicasMade``).
-3. It joins as a learner and catches up. Learners count in no majority.
-4. Only when all of them are there are they made voters, one after the other.
+1. A replica that never voted and is lost, or whose broker is given up, leaves the group and its place.
+2. Every new replica gets its place, written down in the group's own log.
+3. Its data is made there, which is also written down (``ReplicasMade``).
+4. It joins as a learner and catches up. Learners count in no majority.
+5. Only when all of them are there are they made voters, one after the other.
+6. Only then do those leave who are lost, given up or too many, the dead first: from the group, then from their place.
 
 A group of two is worse than one of one: either of them stops it. So the step
 to two voters is taken only when the third is ready to follow at once.
 
-The group never shrinks here, and a learner whose broker is away is waited for.
+A broker that is away and not given up keeps its replica.
 """
 
 from __future__ import annotations
@@ -19,9 +22,9 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
-from rayqueue.cluster.placement import AliveBroker
-from rayqueue.ids import NodeId
-from rayqueue.raft.members import Members
+from rayqueue.cluster.placement import AliveBroker, crowding
+from rayqueue.ids import ReplicaId
+from rayqueue.raft.replica_set import ReplicaSet
 
 ENOUGH_FOR_MANY = 3
 
@@ -29,22 +32,58 @@ ENOUGH_FOR_MANY = 3
 class Place(NamedTuple):
     """Write down that this replica is to be on this broker."""
 
-    node: NodeId
+    node: ReplicaId
     broker: str
 
 
 class AddLearner(NamedTuple):
-    node: NodeId
+    node: ReplicaId
 
 
 class Promote(NamedTuple):
     """Make it a voter, if all ``ready`` really answer."""
 
-    node: NodeId
-    ready: tuple[NodeId, ...]
+    node: ReplicaId
+    ready: tuple[ReplicaId, ...]
 
 
-Step = Place | AddLearner | Promote
+class Remove(NamedTuple):
+    """From the group, voter or learner."""
+
+    node: ReplicaId
+
+
+class Transfer(NamedTuple):
+    """The one that is to leave leads, and cannot remove itself."""
+
+    to: ReplicaId
+
+
+class Retire(NamedTuple):
+    """It is not in the group: write down that it has no place any more, and that its data is doomed."""
+
+    node: ReplicaId
+
+
+Step = Place | AddLearner | Promote | Remove | Transfer | Retire
+
+
+class Picture(NamedTuple):
+    coordinators: Mapping[ReplicaId, str]
+    """Those that have a place, by broker."""
+    members: ReplicaSet
+    """As the leader knows them."""
+    leader: ReplicaId
+    unmade: Collection[ReplicaId]
+    alive: Sequence[AliveBroker]
+    lost: Collection[ReplicaId] = ()
+    """Those whose data is gone."""
+    given_up: Collection[str] = ()
+    """Brokers that are not waited for any longer."""
+    last_number: int = 0
+    """The highest that was ever in a coordinator's id."""
+    settled: bool = True
+    """The membership is committed. Else the group may return to the one before it."""
 
 
 def coordinators_for(brokers: int, wanted: int) -> int:
@@ -52,33 +91,71 @@ def coordinators_for(brokers: int, wanted: int) -> int:
     return min(wanted, brokers) if brokers >= ENOUGH_FOR_MANY else 1
 
 
-def next_step(
-    wanted: int,
-    coordinators: Mapping[NodeId, str],
-    members: Members,
-    unmade: Collection[NodeId],
-    alive: Sequence[AliveBroker],
-) -> Step | None:
-    """``coordinators`` are those that have a place, by broker; ``members`` as the leader knows them."""
-    here = {each.broker for each in alive}
-    target = coordinators_for(len(here | set(coordinators.values())), wanted)
-    if len(coordinators) < target:
-        return _place(coordinators, alive)
-    for node in sorted(coordinators):
-        if node not in members.everyone and node not in unmade and coordinators[node] in here:
+def next_step(wanted: int, picture: Picture) -> Step | None:
+    places, members = picture.coordinators, picture.members
+    here = {each.broker for each in picture.alive}
+    target = coordinators_for(len((here | set(places.values())) - set(picture.given_up)), wanted)
+    sound = _staying(target, picture)
+    for node in sorted(places.keys() - sound.keys() - members.voters):
+        if node in members.learners:
+            return Remove(node)
+        return Retire(node) if picture.settled else None
+    if len(sound) < target:
+        place = _place(sound, picture)
+        if place is not None:
+            return place
+    for node in sorted(sound.keys() - members.everyone):
+        if node not in picture.unmade and sound[node] in here:
             return AddLearner(node)
-    ready = tuple(sorted(node for node in members.learners if coordinators.get(node) in here))
-    if ready and members.everyone == coordinators.keys() and len(ready) == len(members.learners):
+    ready = tuple(sorted(node for node in members.learners if sound.get(node) in here))
+    if ready and sound.keys() <= members.everyone and len(ready) == len(members.learners):
         return Promote(ready[0], ready)
-    return None
+    return _leave(target, sound, picture)
 
 
-def _place(coordinators: Mapping[NodeId, str], alive: Sequence[AliveBroker]) -> Place | None:
-    """On another host, as far as there is one."""
-    taken = set(coordinators.values())
-    hosts = [each.host for each in alive if each.broker in taken]
-    free = sorted((hosts.count(each.host), each.broker) for each in alive if each.broker not in taken)
+def _staying(target: int, picture: Picture) -> dict[ReplicaId, str]:
+    """Those that are well, and no more of them than there should be: who leads and who votes stays first."""
+    members = picture.members
+    sound = [
+        node
+        for node, broker in picture.coordinators.items()
+        if node not in picture.lost and broker not in picture.given_up
+    ]
+    sound.sort(
+        key=lambda node: (node != picture.leader, node not in members.voters, node not in members.learners, node)
+    )
+    return {node: picture.coordinators[node] for node in sound[:target]}
+
+
+def _place(sound: Mapping[ReplicaId, str], picture: Picture) -> Place | None:
+    """In another rack, and on another host, as far as there is one."""
+    taken = set(sound.values())
+    known = {each.broker: each for each in picture.alive}
+    free = sorted(
+        (crowding((*taken, each.broker), known), each.broker)
+        for each in picture.alive
+        if each.broker not in taken and each.broker not in picture.given_up
+    )
     if not free:
         return None
-    number = max((int(node[1:]) for node in coordinators if node[1:].isdigit()), default=0) + 1
-    return Place(NodeId(f"c{number}"), free[0][1])
+    numbers = (int(node[1:]) for node in picture.coordinators if node[1:].isdigit())
+    return Place(ReplicaId(f"c{max((*numbers, picture.last_number)) + 1}"), free[0][1])
+
+
+def _leave(target: int, sound: Mapping[ReplicaId, str], picture: Picture) -> Step | None:
+    """Those who do not stay leave once the others are as many as they can be: the dead first, for they only count
+    against a majority."""
+    members, leader = picture.members, picture.leader
+    staying = sorted(members.voters & sound.keys())
+    if len(staying) < min(target, len(sound)):
+        return None
+    here = {each.broker for each in picture.alive}
+
+    def is_well(node: ReplicaId) -> bool:
+        return node not in picture.lost and picture.coordinators.get(node) in here
+
+    for leaving in sorted(members.voters - sound.keys(), key=lambda node: (is_well(node), node)):
+        if leaving != leader:
+            return Remove(leaving)
+        return Transfer(staying[0]) if staying else None
+    return None

@@ -12,7 +12,7 @@ leader's, in memory (``coordinator``).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -21,29 +21,47 @@ from rayqueue.cluster.catalog import BrokerRow, Catalog, PlacedReplica, ReplicaK
 from rayqueue.cluster.commands import (
     AlterTopic,
     AnyCommand,
+    BeginMove,
+    BeginRebalance,
+    CancelMove,
     ChangeGroup,
     CreateCluster,
     CreateTopic,
     DeleteGroup,
     DeleteTopic,
+    DrainBroker,
+    DropPlanned,
+    EndRebalance,
     ExpireGroups,
     FenceGroup,
+    FinishMove,
+    ForgetBroker,
     GroupsForgotten,
+    NoteEvents,
     Nothing,
     PlaceCoordinator,
     PutBroker,
+    RecoverGroup,
+    RecoverySettled,
+    ReplicaLost,
     ReplicasMade,
     ReplicasRemoved,
+    ResizeTopic,
+    RetireCoordinator,
     TakeProducerIds,
     decode_command,
 )
+from rayqueue.cluster.events import Event, Events
 from rayqueue.cluster.groups import Group, Groups
+from rayqueue.cluster.moves import Move, Planned
+from rayqueue.cluster.plans import Rebalance
+from rayqueue.cluster.recoveries import Recovery
 from rayqueue.cluster.tables import COORDINATOR, META
 from rayqueue.errors import InvariantBrokenError, RayQueueError, UnknownFormatError
 from rayqueue.ids import Index
 from rayqueue.log.store import LogStore
 from rayqueue.protocol.calls import DeletedGroup
-from rayqueue.protocol.topics import TopicInfo
+from rayqueue.protocol.topics import PartitionInfo, TopicInfo
 from rayqueue.records.checksum import crc32c
 
 SEGMENT_BYTES = 1 << 20
@@ -60,6 +78,7 @@ class ClusterMachine:
         self._store = store
         self._catalog = Catalog(store)
         self._groups = Groups(store, self._catalog.topics)
+        self._events = Events(store)
         self._applied = store.applied
         self.on_group_changed: Callable[[str], None] | None = None
         """Told the name of each group that an entry changed. It must only note it."""
@@ -101,13 +120,47 @@ class ClusterMachine:
 
     @property
     def coordinators(self) -> Mapping[str, str]:
-        """The coordinator's replicas that were added after the cluster was made, by their brokers."""
+        """The coordinator's replicas that came later than the first, by their brokers; "" for all that have left."""
         return self._catalog.coordinators
 
     @property
     def doomed(self) -> Mapping[ReplicaKey, PlacedReplica]:
-        """Replicas of deleted topics that were not removed yet."""
+        """Replicas of deleted topics, and such as were replaced, that were not removed yet."""
         return self._catalog.doomed
+
+    @property
+    def lost(self) -> Mapping[ReplicaKey, str]:
+        """Replicas whose data is lost, and what they said of it. They are to be replaced."""
+        return self._catalog.lost
+
+    @property
+    def moves(self) -> Mapping[str, Move]:
+        """Replicas that are being replaced, by Raft group."""
+        return self._catalog.moves
+
+    @property
+    def recoveries(self) -> Mapping[str, Recovery]:
+        """The last one of each Raft group that went on without a majority."""
+        return self._catalog.recoveries.known
+
+    @property
+    def planned(self) -> Mapping[tuple[str, str], Planned]:
+        """Moves of the rebalance that is under way that were not begun yet, by the replica that is to go."""
+        return self._catalog.plans.planned
+
+    @property
+    def rebalance(self) -> Rebalance | None:
+        """The one that is under way."""
+        return self._catalog.plans.rebalance
+
+    def partition(self, group_id: str) -> tuple[TopicInfo, PartitionInfo] | None:
+        """The partition of this Raft group, and its topic; None if there is none."""
+        return self._catalog.partition(group_id)
+
+    @property
+    def events(self) -> Sequence[Event]:
+        """The last ones, in their order."""
+        return self._events.known
 
     @property
     def expired(self) -> Mapping[str, int]:
@@ -117,6 +170,10 @@ class ClusterMachine:
     def replicas(self, broker: str) -> Mapping[ReplicaKey, PlacedReplica]:
         """What a broker is to run. Its doomed ones are not among them."""
         return self._catalog.replicas_of(broker)
+
+    def holds(self, broker: str) -> int:
+        """How many replicas are still on a broker, the coordinator's and those that are to be deleted among them."""
+        return self._catalog.holds(broker)
 
     def replica_counts(self) -> Mapping[str, int]:
         return self._catalog.replica_counts()
@@ -143,18 +200,44 @@ class ClusterMachine:
                 return catalog.take_producer_ids(count)
             case CreateTopic():
                 return self._followed(command.name, catalog.create_topic(command))
-            case AlterTopic():
+            case AlterTopic() | ResizeTopic():
                 return self._followed(command.name, catalog.alter_topic(command))
             case DeleteTopic(name, topic_id):
                 return self._followed(name, catalog.delete_topic(name, topic_id))
             case PlaceCoordinator():
                 return catalog.place_coordinator(command)
+            case RetireCoordinator():
+                return catalog.retire_coordinator(command)
             case ReplicasMade(replicas):
                 return catalog.replicas_made(replicas)
             case ReplicasRemoved(replicas):
                 return catalog.replicas_removed(replicas)
+            case ReplicaLost():
+                return catalog.replica_lost(command)
+            case BeginMove():
+                return catalog.begin_move(command)
+            case FinishMove(group_id, add):
+                return catalog.finish_move(group_id, add)
+            case CancelMove(group_id, add):
+                return catalog.cancel_move(group_id, add)
+            case RecoverGroup():
+                return catalog.recover_group(command)
+            case RecoverySettled(group_id, epoch):
+                return catalog.recoveries.settle(group_id, epoch)
+            case BeginRebalance():
+                return catalog.begin_rebalance(command)
+            case EndRebalance(number):
+                return catalog.plans.end(number)
+            case DropPlanned(replicas):
+                return catalog.plans.drop(replicas)
+            case NoteEvents(events):
+                return self._events.add(Event(*each) for each in events)
             case PutBroker():
                 return catalog.put_broker(command)
+            case DrainBroker(broker, draining):
+                return catalog.drain_broker(broker, draining)
+            case ForgetBroker(broker):
+                return catalog.forget_broker(broker)
             case CreateCluster(cluster_id):
                 return catalog.create_cluster(cluster_id)
             case DeleteGroup(group, born):
@@ -231,6 +314,7 @@ class ClusterMachine:
             self._store.put(META, key, row)
         self._catalog.load()
         self._groups.load(self._catalog.topics)
+        self._events.load()
         self._applied = self._store.applied
         for group in self._groups.known:
             self._tell(group)

@@ -1,7 +1,7 @@
-"""Where the replicas of new partitions go. Pure: the same brokers and counts give the same placement.
+"""Placement of the replicas of new partitions. Pure: the same brokers and counts give the same placement.
 
-The first rule is to survive a node: the replicas of one partition are on as
-many hosts as there are, then on as many brokers. The second is to share the
+The first rule is to survive a rack and a node: the replicas of one partition are
+in as many racks as there are, then on as many hosts, then on as many brokers. The second is to share the
 work: whoever has fewest replicas, and room, gets the next one. The first replica of a
 partition is the one that leads when all are well, so these are shared out on
 their own. More replicas than brokers: several are on one. But no broker gets a second
@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from rayqueue.errors import InvariantBrokenError
 
@@ -31,6 +31,33 @@ class AliveBroker(NamedTuple):
     """Of its host; 0 if that is not known."""
     coordinators: int = 0
     """Replicas of the coordinator that it has."""
+    draining: bool = False
+    """It is to be emptied, and takes none."""
+    rack: str = ""
+    """What fails together: of its Ray node's labels, ``rayqueue.rack`` or the zone. "" is one rack, too."""
+    disk_bytes: int = 0
+    """Of the file system of its data directory; 0 if that is not known."""
+    disk_free_bytes: int = 0
+
+
+def crowding(brokers: Iterable[str], known: Mapping[str, AliveBroker]) -> tuple[int, int, int]:
+    """How much the copies of a partition share: racks, then hosts, then brokers. Less is better.
+
+    Brokers that are not known are taken for racks and hosts of their own.
+    """
+    racks: Counter[tuple[str, str]] = Counter()
+    hosts: Counter[str] = Counter()
+    held: Counter[str] = Counter()
+    for broker in brokers:
+        each = known.get(broker)
+        racks[("", broker) if each is None else ("rack", each.rack)] += 1
+        hosts[broker if each is None else each.host] += 1
+        held[broker] += 1
+    return _squares(racks), _squares(hosts), _squares(held)
+
+
+def _squares(counts: Mapping[Any, int]) -> int:
+    return sum(count * count for count in counts.values())
 
 
 class NoRoomError(Exception):
@@ -75,11 +102,12 @@ class _Board:
         leaders: Mapping[str, int],
         room: Mapping[str, int],
     ) -> None:
-        self._host = {each.broker: each.host for each in brokers}
+        self._host = {each.broker: (each.rack, each.host) for each in brokers}
         self._room = dict(room)
         self._full: set[str] = set()
         self._open = Counter(self._host.values())
-        """Brokers with room, by host; hosts without one are not there."""
+        """Brokers with room, by rack and host; hosts without one are not there."""
+        self._racked = len({each.rack for each in brokers}) > 1
         for broker in self._host:
             if self._room.get(broker, 1) <= 0:
                 self._close(broker)
@@ -129,13 +157,16 @@ class _Board:
             del self._open[host]
 
     def _follower(self, chosen: list[str]) -> str:
-        """The broker with fewest replicas on the host, then itself, that this partition uses least."""
-        on_host: dict[str, int] = {}
-        for broker in chosen:
-            on_host[self._host[broker]] = on_host.get(self._host[broker], 0) + 1
-        least_on_host = 0
-        if len(self._open) <= len(on_host):
-            least_on_host = min((on_host.get(host, 0) for host in self._open), default=0)
+        """The broker with fewest replicas in the rack, on the host, then itself, that this partition uses least."""
+        on_host: Counter[tuple[str, str]] = Counter(self._host[broker] for broker in chosen)
+        in_rack: Counter[str] = Counter(self._host[broker][0] for broker in chosen)
+
+        def used(place: tuple[str, str]) -> tuple[int, int]:
+            return in_rack[place[0]] if self._racked else 0, on_host[place]
+
+        least = (0, 0)
+        if self._racked or len(self._open) <= len(on_host):
+            least = min(map(used, self._open), default=least)
         passed: list[tuple[int, str]] = []
         best: tuple[int, int, str] | None = None
         heap = self._by_replicas
@@ -146,11 +177,11 @@ class _Board:
             if broker in self._full:
                 continue
             passed.append((count, broker))
-            if on_host.get(self._host[broker], 0) > least_on_host:
+            if used(self._host[broker]) > least:
                 continue
-            used = chosen.count(broker)
-            if best is None or (used, count, broker) < best:
-                best = (used, count, broker)
+            copies = chosen.count(broker)
+            if best is None or (copies, count, broker) < best:
+                best = (copies, count, broker)
             if best[0] == 0:
                 break  # what follows in the heap has more replicas
         if best is None:

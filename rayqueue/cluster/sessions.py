@@ -1,4 +1,4 @@
-"""Who of the groups' members is alive, as the leading coordinator sees it. Memory only, no clock of its own.
+"""Sessions of groups' members: who is alive, as the leading coordinator sees it. Memory only, no clock of its own.
 
 A session ends when its member was silent for ``timeout_s``, or when its
 connection broke and it has not come back on another within the grace. A static

@@ -12,16 +12,22 @@ now:
   ``replica_memory_percent`` of its host's memory, which it shares with the other
   brokers there. ``max_replicas_per_broker`` takes the place of that, if it is
   set. A broker whose memory is not known has no bound.
+- A new replica takes ``replica_disk_bytes``, one that is moved what the partition
+  has. ``disk_reserve_percent`` of each disk stays free; a broker whose disk has less
+  gets nothing at all.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 
 from rayqueue.cluster.machine import ClusterMachine
+from rayqueue.cluster.moves import Need, Reason, choose_broker
 from rayqueue.cluster.placement import AliveBroker, NoRoomError, Placement, place
 from rayqueue.config import ClusterSettings
 from rayqueue.errors import CapacityError, NoBrokerError
+from rayqueue.protocol.topics import PartitionInfo, ReplicaInfo
 
 
 class Sites:
@@ -72,28 +78,51 @@ class Sites:
     # -- how many fit --------------------------------------------------------------------------
 
     def room(self) -> dict[str, int]:
-        """How many more replicas each broker takes; those without a bound are not named."""
-        settings = self._settings
-        on_host: dict[str, int] = {}
-        for each in self.alive.values():
-            on_host[each.host] = on_host.get(each.host, 0) + 1
+        return room(self.alive.values(), self._machine.replica_counts(), self._settings)
+
+    def spare_bytes(self) -> dict[str, int]:
+        return spare_bytes(self.alive.values(), self._settings)
+
+    def check_room(self, broker: str, size_bytes: int = 0) -> None:
+        """``CapacityError``, with numbers, unless it takes another replica, of so many bytes."""
+        room, spare = self.room(), self.spare_bytes()
+        if room.get(broker, 1) > 0 and spare.get(broker, size_bytes) >= size_bytes:
+            return
         counts = self._machine.replica_counts()
-        room: dict[str, int] = {}
-        for broker, each in self.alive.items():
-            most = settings.max_replicas_per_broker
-            if most is None:
-                if not each.memory_bytes:
-                    continue
-                usable_bytes = each.memory_bytes * settings.replica_memory_percent // 100
-                most = usable_bytes // settings.replica_memory_bytes // on_host[each.host]
-            room[broker] = max(0, most - counts.get(broker, 0) - each.coordinators)
-        return room
+        of = f" of {size_bytes >> 20:,} MiB" if size_bytes else ""
+        raise CapacityError(
+            f"broker {broker} takes no further replica{of}: {self._facts(broker, room)}. {self._rule()}",
+            wanted=1,
+            there=counts.get(broker, 0),
+            left=room.get(broker, 0),
+            broker=broker,
+        )
+
+    def check_copies(self, partitions: Sequence[PartitionInfo], more: int) -> None:
+        """``CapacityError`` unless each of these partitions finds so many further brokers."""
+        alive = [each for _, each in sorted(self.alive.items()) if not each.draining]
+        if not alive:
+            raise NoBrokerError("no node is there that could take a replica; retry")
+        counts, room = dict(self._machine.replica_counts()), self.room()
+        before = dict(room)
+        for partition in partitions:
+            for _ in range(more):
+                broker = choose_broker(Need(partition, "", Reason.GROW, ""), alive, counts, room)
+                if broker is None:
+                    raise self._refusal(len(partitions), more, before)
+                counts[broker] = counts.get(broker, 0) + 1
+                if broker in room:
+                    room[broker] -= 1
+                copy = ReplicaInfo("new", broker)
+                partition = PartitionInfo(partition.number, partition.group_id, (*partition.replicas, copy))
 
     def place(self, partitions: int, replication: int) -> Placement:
         """``NoBrokerError``, or ``CapacityError`` that says what fits and which setting decides."""
         if not self.alive:
             raise NoBrokerError("no node is there that could take a replica; retry")
-        alive = [self.alive[broker] for broker in sorted(self.alive)]
+        alive = [each for _, each in sorted(self.alive.items()) if not each.draining]
+        if not alive:
+            raise NoBrokerError("every node that is there is to be emptied (decommissioned); add one, or let one stay")
         machine, room = self._machine, self.room()
         try:
             return place(partitions, replication, alive, machine.replica_counts(), machine.leader_counts(), room)
@@ -101,21 +130,80 @@ class Sites:
             raise self._refusal(partitions, replication, room) from None
 
     def _refusal(self, partitions: int, replication: int, room: Mapping[str, int]) -> CapacityError:
-        settings = self._settings
         counts = self._machine.replica_counts()
         there = sum(counts.get(broker, 0) + each.coordinators for broker, each in self.alive.items())
         left = sum(room.values())
-        bound = (
+        told = [f"{broker}: {self._facts(broker, room)}" for broker in sorted(self.alive)]
+        rest = f" and {len(told) - _TOLD_BROKERS} more" if len(told) > _TOLD_BROKERS else ""
+        return CapacityError(
+            f"{partitions} partitions with {replication} copies each do not fit: {there} replicas are on "
+            f"{len(self.alive)} brokers and {left} more fit, no two copies of a partition on one broker where that can "
+            f"be ({'; '.join(told[:_TOLD_BROKERS])}{rest}). {self._rule()}. "
+            "Ask for fewer, add nodes, or change the setting",
+            wanted=partitions * replication,
+            there=there,
+            left=left,
+        )
+
+    def _facts(self, broker: str, room: Mapping[str, int]) -> str:
+        """What is there, in numbers."""
+        each = self.alive.get(broker)
+        there = self._machine.replica_counts().get(broker, 0)
+        if each is None:
+            return f"{there} replicas, and it is away"
+        words = [f"{there + each.coordinators} replicas"]
+        if each.memory_bytes:
+            words.append(f"{each.memory_bytes >> 20:,} MiB of memory")
+        if each.disk_bytes:
+            words.append(f"{each.disk_free_bytes >> 20:,} of {each.disk_bytes >> 20:,} MiB of disk free")
+        fit = room.get(broker)
+        return ", ".join(words) + ("" if fit is None else f", {fit} more fit")
+
+    def _rule(self) -> str:
+        settings = self._settings
+        memory = (
             f"cluster.max_replicas_per_broker = {settings.max_replicas_per_broker}"
             if settings.max_replicas_per_broker is not None
             else f"each takes about {settings.replica_memory_bytes >> 20} MiB (cluster.replica_memory_bytes) of "
             f"{settings.replica_memory_percent} % of a host's memory (cluster.replica_memory_percent)"
         )
-        return CapacityError(
-            f"{partitions} partitions with {replication} copies each do not fit: {there} replicas are on "
-            f"{len(self.alive)} brokers and {left} more fit, no two copies of a partition on one broker where that can "
-            f"be; {bound}. Ask for fewer, add nodes, or change the setting",
-            wanted=partitions * replication,
-            there=there,
-            left=left,
+        return (
+            f"{memory}, and at least {settings.replica_disk_bytes >> 20} MiB (cluster.replica_disk_bytes) of a disk of "
+            f"which {settings.disk_reserve_percent} % stay free (cluster.disk_reserve_percent)"
         )
+
+
+_TOLD_BROKERS = 5
+
+
+def nearly_full(each: AliveBroker, settings: ClusterSettings) -> bool:
+    """Its disk has less than what is to stay free."""
+    return bool(each.disk_bytes) and each.disk_free_bytes < each.disk_bytes * settings.disk_reserve_percent // 100
+
+
+def spare_bytes(alive: Collection[AliveBroker], settings: ClusterSettings) -> dict[str, int]:
+    """What may still be written to each disk; those that are not known are not named."""
+    kept = settings.disk_reserve_percent
+    return {
+        each.broker: max(0, each.disk_free_bytes - each.disk_bytes * kept // 100) for each in alive if each.disk_bytes
+    }
+
+
+def room(alive: Collection[AliveBroker], counts: Mapping[str, int], settings: ClusterSettings) -> dict[str, int]:
+    """How many more replicas each broker takes; those without a bound are not named."""
+    on_host = Counter(each.host for each in alive)
+    hosts = {each.broker: each.host for each in alive}
+    left: dict[str, int] = {}
+    for each in alive:
+        most = settings.max_replicas_per_broker
+        if most is None:
+            if not each.memory_bytes:
+                continue
+            usable_bytes = each.memory_bytes * settings.replica_memory_percent // 100
+            most = usable_bytes // settings.replica_memory_bytes // on_host[each.host]
+        left[each.broker] = max(0, most - counts.get(each.broker, 0) - each.coordinators)
+    # Brokers on one host may have one disk.
+    for broker, spare in spare_bytes(alive, settings).items():
+        fit = spare // settings.replica_disk_bytes // on_host[hosts[broker]]
+        left[broker] = min(left.get(broker, fit), fit)
+    return left

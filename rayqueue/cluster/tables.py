@@ -6,4 +6,4 @@ from rayqueue.log.store import Schema, Table
 
 META = Table("meta", 5)
 
-COORDINATOR = Schema("coordinator", 1, META)
+COORDINATOR = Schema("coordinator", 2, META)

@@ -19,12 +19,12 @@ from ray.data import Dataset
 
 from rayqueue.bridge.lookup import Lookup
 from rayqueue.bridge.places import EARLIEST, Places, parse_places
-from rayqueue.bridge.ranges import Range, clip, share
-from rayqueue.bridge.scan import ScanSettings
-from rayqueue.client.connection import RayQueue
+from rayqueue.bridge.ranges import clip, share
+from rayqueue.client.handle import RayQueue
 from rayqueue.data.plan import Plan, PlannedPart, place_of, was_here
-from rayqueue.data.source import PlaceIn, dataset_of
+from rayqueue.data.source import BLOCK_RECORDS, PlaceIn, dataset_of
 from rayqueue.errors import InvalidInputError
+from rayqueue.net.scan import OnCorrupt, Range, ScanSettings
 from rayqueue.protocol.calls import Bounds
 from rayqueue.protocol.topics import TopicInfo, TopicPartition, check_name
 
@@ -67,12 +67,17 @@ def follow_topic(
     wait_ms: int | None = 0,
     pin: bool = False,
     fail_on_data_loss: bool = True,
-    **read_options: Any,
+    on_corrupt: OnCorrupt = "raise",
+    max_records_per_task: int = BLOCK_RECORDS,
+    place: bool = True,
+    override_num_blocks: int | None = None,
+    ray_remote_args: dict[str, Any] | None = None,
 ) -> Iterator[Part]:
     """Parts of the topic from where group ``checkpoint`` stands, or from ``start`` if it never was here.
 
     Begins with the parts that the last run has not committed, as they were. Ends when there is nothing new for
     ``wait_ms``; ``None`` waits for ever. ``max_records`` bounds a new part. One run per checkpoint at a time.
+    The other arguments are those of ``read_topic``.
     """
     topics = [topic] if isinstance(topic, str) else list(topic)
     group = check_name("group", checkpoint)
@@ -82,10 +87,19 @@ def follow_topic(
     reader = _Follower(rq, topics, group, places, fail_on_data_loss)
     if pin:
         reader.pin()
-    scan = ScanSettings(fail_on_data_loss=fail_on_data_loss)
+    scan = ScanSettings(fail_on_data_loss=fail_on_data_loss, on_corrupt=on_corrupt)
     while (planned := reader.wait(max_records, wait_ms)) is not None:
         ranges = reader.readable(planned)
-        dataset = dataset_of(rq, ranges, columns=columns, scan=scan, **read_options)
+        dataset = dataset_of(
+            rq,
+            ranges,
+            columns=columns,
+            max_records_per_task=max_records_per_task,
+            scan=scan,
+            place=place,
+            override_num_blocks=override_num_blocks,
+            ray_remote_args=ray_remote_args,
+        )
         yield Part(planned.number, dataset, tuple(ranges), group, reader.plan, planned)
 
 

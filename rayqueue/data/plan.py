@@ -31,10 +31,10 @@ from dataclasses import dataclass
 import msgspec
 
 from rayqueue.bridge.lookup import Lookup
-from rayqueue.bridge.ranges import Range
-from rayqueue.client.connection import RayQueue
-from rayqueue.client.routing import same_topic
+from rayqueue.client.handle import RayQueue
 from rayqueue.errors import DataLossError, InvalidInputError, StaleWriterError
+from rayqueue.net.interfaces import same_topic
+from rayqueue.net.scan import Range
 from rayqueue.protocol.calls import Commit, Position
 from rayqueue.protocol.topics import TopicInfo, TopicPartition
 

@@ -8,28 +8,18 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import secrets
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from ray.data.block import Block, BlockAccessor
 from ray.data.datasource import Datasink, WriteResult
 
 from rayqueue.bridge.connection import connected, where
-from rayqueue.bridge.lookup import Lookup
-from rayqueue.bridge.publish import Publisher, publish_once
-from rayqueue.bridge.rows import WRITE_COLUMNS, Rows, RowSettings
-from rayqueue.bridge.staging import (
-    SHARED,
-    Hold,
-    Piece,
-    StageWriter,
-    batch_hold,
-    ensure_staging,
-    job_hold,
-    staging_ends,
-)
-from rayqueue.client.connection import RayQueue
+from rayqueue.bridge.job import Job
+from rayqueue.bridge.publish import Publisher
+from rayqueue.bridge.rows import WRITE_COLUMNS, RowSettings
+from rayqueue.bridge.staging import SHARED, Piece
+from rayqueue.client.handle import RayQueue
 from rayqueue.data.follow import Part
 from rayqueue.errors import InvalidInputError, RayQueueError
 from rayqueue.protocol.topics import MAX_NAME, check_name
@@ -76,80 +66,49 @@ class TopicSink(Datasink):  # type: ignore[type-arg]
         if (writer is None) != (batch_id is None):
             raise InvalidInputError("writer and batch_id belong together: the same pair is written once")
         self._where = where(rq)
-        self._topic = check_name("topic", topic)
         self._columns = None if columns is None else [name for name in columns if name in WRITE_COLUMNS]
-        self._settings = RowSettings(
-            topic=topic,
-            partitioner=partitioner,
-            compression=Compression[compression.upper()],
-            max_batch_bytes=rq.settings.log.max_batch_bytes,
-        )
         self._writer = None if writer is None else check_name("writer", writer)
-        self._batch_id = batch_id
         self._identity = b"" if part is None else part.identity
-        self._staging = SHARED if writer is None else f"{_STAGING}{writer}"
-        self._token = secrets.token_hex(8)
-        self._floors: tuple[int, ...] = ()
+        self._job = Job(
+            (check_name("topic", topic),),
+            RowSettings(topic=topic, partitioner=partitioner, compression=Compression[compression.upper()]),
+            staging=SHARED if writer is None else f"{_STAGING}{writer}",
+            batch_id=batch_id,
+        )
         self._publishing = False
 
     def get_name(self) -> str:
         return "RayQueue"
 
     def on_write_start(self, schema: Any = None) -> None:
-        rq = connected(self._where)
-        if self._writer is not None:
-            self._make_staging(rq)
-        self._floors = staging_ends(rq, self._staging)
+        self._job = self._job.begun(connected(self._where))
         self._publishing = False
 
     def write(self, blocks: Iterable[Block], ctx: Any) -> list[Piece]:
-        rq = connected(self._where)
-        rows = Rows(Lookup(rq).topics([self._topic]), self._settings, seed=ctx.task_idx)
-        staged = StageWriter(rq, self._staging, 0, before=self._before)
-        for block in blocks:
-            table = BlockAccessor.for_block(block).to_arrow()
-            if self._columns is not None:
-                table = table.select([name for name in self._columns if name in table.column_names])
-            for batch in table.to_batches(max_chunksize=20_000):
-                staged.add(rows.add(batch))
-        staged.add(rows.finish())
-        return staged.finish()
+        return self._job.write(connected(self._where), self._batches(blocks), ctx.task_idx)
 
     def on_write_complete(self, write_result: WriteResult[list[Piece]]) -> None:
         rq = connected(self._where)
         pieces = [piece for told in write_result.write_returns for piece in told or ()]
         self._publishing = True
-        if self._writer is not None and self._batch_id is not None:
-            self._make_staging(rq)
-            publisher = Publisher(rq, self._staging, self._writer)
-            publisher.publish(self._batch_id, pieces, identity=self._identity, token=self._token)
-            return
-        publish_once(rq, pieces, self._staging)
-        self._hold(rq).release(trim=True)
+        publisher = None if self._writer is None else Publisher(rq, self._job.staging, self._writer)
+        self._job.publish(rq, pieces, publisher, self._identity)
 
     def on_write_failed(self, error: Exception) -> None:
         """Let go of what the tasks have staged, unless it may be decided already: then it is needed."""
         if self._writer is not None and self._publishing:
             return
         try:
-            self._hold(connected(self._where)).release(trim=self._writer is None)
+            self._job.release(connected(self._where))
         except RayQueueError as problem:  # what the job failed of is what its caller should see
-            _log.warning("what a failed job has staged in %s is held for a day: %s", self._staging, problem)
+            _log.warning("what a failed job has staged in %s is held for a day: %s", self._job.staging, problem)
 
-    def _before(self, stage: int) -> None:
-        rq = connected(self._where)
-        self._make_staging(rq)
-        self._hold(rq).take(stage)
-
-    def _hold(self, rq: RayQueue) -> Hold:
-        name = job_hold(self._token) if self._batch_id is None else batch_hold(self._batch_id, self._token)
-        return Hold(rq, self._staging, name, self._floors)
-
-    def _make_staging(self, rq: RayQueue) -> None:
-        def replication() -> int:
-            return Lookup(rq).topics([self._topic])[self._topic].settings.replication
-
-        ensure_staging(rq, self._staging, partitions=1, replication=replication, shared=self._writer is None)
+    def _batches(self, blocks: Iterable[Block]) -> Iterator[Any]:
+        for block in blocks:
+            table = BlockAccessor.for_block(block).to_arrow()
+            if self._columns is not None:
+                table = table.select([name for name in self._columns if name in table.column_names])
+            yield from table.to_batches(max_chunksize=20_000)
 
 
 def writer_of(checkpoint: str, topic: str) -> str:

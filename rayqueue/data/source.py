@@ -22,22 +22,23 @@ from ray.data.block import Block, BlockMetadata
 from ray.data.datasource import Datasource, ReadTask
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from rayqueue.actors._ray import pinned_to
 from rayqueue.actors.names import actor_name
-from rayqueue.actors.nodes import pinned_to
 from rayqueue.bridge.connection import Where, connected, where
-from rayqueue.bridge.frame import COLUMNS, SCHEMA, check_columns
 from rayqueue.bridge.lookup import Lookup
 from rayqueue.bridge.places import EARLIEST, LATEST, Places, parse_places
-from rayqueue.bridge.ranges import Range, split
-from rayqueue.bridge.scan import ScanSettings, read
-from rayqueue.client.connection import RayQueue
-from rayqueue.ids import GroupId, NodeId
+from rayqueue.bridge.ranges import split
+from rayqueue.bridge.scan import read
+from rayqueue.client.handle import RayQueue
+from rayqueue.ids import GroupId, ReplicaId
+from rayqueue.net.scan import OnCorrupt, Range, ScanSettings
 from rayqueue.protocol.topics import TopicPartition
+from rayqueue.records.table import COLUMNS, schema_of
 
 PlaceIn = str | int | datetime | dict[Any, Any] | Places
 """earliest, latest, a time, or offsets per partition: see ``rayqueue.bridge.places``."""
 
-_BLOCK_RECORDS = 1_000_000
+BLOCK_RECORDS = 1_000_000
 
 
 def read_topic(
@@ -48,15 +49,17 @@ def read_topic(
     end: PlaceIn = "latest",
     columns: Sequence[str] | None = None,
     partitions: Iterable[int] | None = None,
-    max_records_per_task: int = _BLOCK_RECORDS,
+    max_records_per_task: int = BLOCK_RECORDS,
     fail_on_data_loss: bool = True,
+    on_corrupt: OnCorrupt = "raise",
     place: bool = True,
     override_num_blocks: int | None = None,
     ray_remote_args: dict[str, Any] | None = None,
 ) -> Dataset:
-    """The records of topics as a Dataset of all columns (``rayqueue.bridge.frame``), or of ``columns``.
+    """The records of topics as a Dataset of all columns (``rayqueue.records.table``), or of ``columns``.
 
-    ``place=False`` lets Ray choose where its tasks run.
+    ``place=False`` lets Ray choose where its tasks run. ``on_corrupt="skip"`` leaves out, and logs, batches that cannot
+    be read.
     """
     topics = [topic] if isinstance(topic, str) else list(topic)
     wanted = None if partitions is None else frozenset(partitions)
@@ -72,7 +75,7 @@ def read_topic(
         ranges,
         columns=columns,
         max_records_per_task=max_records_per_task,
-        scan=ScanSettings(fail_on_data_loss=fail_on_data_loss),
+        scan=ScanSettings(fail_on_data_loss=fail_on_data_loss, on_corrupt=on_corrupt),
         place=place,
         override_num_blocks=override_num_blocks,
         ray_remote_args=ray_remote_args,
@@ -84,7 +87,7 @@ def dataset_of(
     ranges: Sequence[Range],
     *,
     columns: Sequence[str] | None = None,
-    max_records_per_task: int = _BLOCK_RECORDS,
+    max_records_per_task: int = BLOCK_RECORDS,
     scan: ScanSettings | None = None,
     place: bool = True,
     override_num_blocks: int | None = None,
@@ -92,7 +95,8 @@ def dataset_of(
 ) -> Dataset:
     """These ranges, and no others."""
     scan = scan or ScanSettings()
-    schema = pa.schema([SCHEMA.field(name) for name in check_columns(columns or COLUMNS)])
+    names = tuple(columns or COLUMNS)
+    schema = schema_of(names)
     pieces = split(ranges, max_records=max_records_per_task)
     if not pieces:
         return ray.data.from_arrow(schema.empty_table())
@@ -101,7 +105,7 @@ def dataset_of(
         arguments = dict(ray_remote_args or {})
         if node is not None:
             arguments["scheduling_strategy"] = NodeAffinitySchedulingStrategy(node, soft=True)
-        source = TopicDatasource(where(rq), of_node, schema, scan)
+        source = TopicDatasource(where(rq), of_node, names, scan)
         blocks = override_num_blocks if override_num_blocks is not None else len(of_node)
         datasets.append(ray.data.read_datasource(source, override_num_blocks=blocks, ray_remote_args=arguments))
     first, *rest = datasets
@@ -111,11 +115,11 @@ def dataset_of(
 class TopicDatasource(Datasource):
     """Ranges of offsets as Ray Data reads them. ``read_topic`` makes it."""
 
-    def __init__(self, place: Where, ranges: Sequence[Range], schema: Any, scan: ScanSettings) -> None:
+    def __init__(self, place: Where, ranges: Sequence[Range], columns: tuple[str, ...], scan: ScanSettings) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._where = place
         self._ranges = list(ranges)
-        self._schema = schema
+        self._columns = columns
         self._scan = scan
 
     def get_name(self) -> str:
@@ -132,13 +136,13 @@ class TopicDatasource(Datasource):
 
     def _task(self, piece: Range, row_limit: int | None) -> ReadTask:
         metadata = BlockMetadata(num_rows=len(piece), size_bytes=None, exec_stats=None, input_files=None)
-        read_fn = _reader(self._where, piece, self._schema, self._scan)
-        return ReadTask(read_fn, metadata, schema=self._schema, per_task_row_limit=row_limit)
+        read_fn = _reader(self._where, piece, self._columns, self._scan)
+        return ReadTask(read_fn, metadata, schema=schema_of(self._columns), per_task_row_limit=row_limit)
 
 
-def _reader(place: Where, piece: Range, schema: Any, scan: ScanSettings) -> Callable[[], Iterable[Block]]:
+def _reader(place: Where, piece: Range, columns: tuple[str, ...], scan: ScanSettings) -> Callable[[], Iterable[Block]]:
     def blocks() -> Iterable[Block]:
-        for batch in read(connected(place), piece, schema, scan):
+        for batch in read(connected(place), piece, columns, scan):
             yield pa.Table.from_batches([batch])
 
     return blocks
@@ -173,7 +177,7 @@ def replica_nodes(rq: RayQueue, partitions: Iterable[TopicPartition]) -> dict[To
 
 def _node_of(rq: RayQueue, group_id: str, node: str) -> str | None:
     try:
-        handle = ray.get_actor(actor_name(GroupId(group_id), NodeId(node)), namespace=rq.namespace)
+        handle = ray.get_actor(actor_name(GroupId(group_id), ReplicaId(node)), namespace=rq.namespace)
     except ValueError:  # dead, or being moved
         return None
     return pinned_to(handle)

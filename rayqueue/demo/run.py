@@ -11,10 +11,11 @@ from pathlib import Path
 
 from rich.console import Console
 
-from rayqueue.client.connection import connect
+from rayqueue.client.connect import connect
 from rayqueue.client.embedded import embedded_ray
 from rayqueue.demo.story import TOPIC, Outcome, Plan, Story
 from rayqueue.demo.view import save_svg, show, verdict
+from rayqueue.errors import InvalidInputError
 
 
 def run(plan: Plan, *, data_dir: Path | None = None, svg: Path | None = None, quiet: bool = False) -> Outcome:
@@ -40,6 +41,12 @@ def run(plan: Plan, *, data_dir: Path | None = None, svg: Path | None = None, qu
 @contextmanager
 def _home(data_dir: Path | None) -> Iterator[Path]:
     if data_dir is not None:
+        if data_dir.is_dir() and any(data_dir.iterdir()):  # a queue's data, on which nobody wants leaders killed
+            raise InvalidInputError(
+                f"{data_dir} is not empty, and the demo begins with a new queue: name another directory, or delete "
+                f"this one if it is an earlier demo's. `rayqueue up --data-dir {data_dir}` opens what is in it",
+                path=str(data_dir),
+            )
         yield data_dir
         return
     with tempfile.TemporaryDirectory(prefix="rayqueue-demo-") as temporary:

@@ -1,4 +1,4 @@
-"""What happens in the demo: produce, consume, kill leaders, look whether anything is missing.
+"""The demo's story: produce, consume, kill leaders, look whether anything is missing.
 
 ``Story`` is told step by step (``tick``) so that whoever shows it decides how
 often. It kills with SIGKILL, the process of the replica that leads one
@@ -15,7 +15,7 @@ from typing import Any
 import ray
 
 from rayqueue.client.admin import GroupDescription, PartitionDescription, TopicDescription
-from rayqueue.client.connection import RayQueue
+from rayqueue.client.handle import RayQueue
 from rayqueue.demo.traffic import Board, Consumed, Gap, Produced, Rate, add_up, consume, produce, value_of
 from rayqueue.errors import RayQueueError
 from rayqueue.testing.faults import kill_leader

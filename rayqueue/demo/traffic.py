@@ -14,8 +14,8 @@ from typing import Any
 
 import ray
 
-from rayqueue.client.connection import RayQueue
-from rayqueue.client.delivery import Delivery
+from rayqueue.client.handle import RayQueue
+from rayqueue.client.producer.delivery import Delivery
 from rayqueue.errors import InvariantBrokenError
 from rayqueue.records import Record
 

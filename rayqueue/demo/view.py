@@ -1,4 +1,4 @@
-"""How the demo looks: a live picture on a terminal, plain lines elsewhere, and a table at the end.
+"""The demo's view: a live picture on a terminal, plain lines elsewhere, and a table at the end.
 
 Owns the words and the colours. It asks the story what to show, and drives it.
 """

@@ -29,7 +29,7 @@ from rayqueue.errors import (
     InvariantBrokenError,
     ReplicaClosedError,
 )
-from rayqueue.ids import GroupId, Index, NodeId, Term
+from rayqueue.ids import GroupId, Index, ReplicaId, Term
 from rayqueue.log.ops import (
     EMPTY_STATE,
     MAX_KEY_BYTES,
@@ -62,17 +62,25 @@ class BufferedStore(ABC):
     """A ``LogStore`` without a disk. ``cache_bytes`` bounds the synced payloads that stay in memory."""
 
     def __init__(
-        self, group_id: GroupId, node_id: NodeId, schema: Schema, wal: Wal, *, cache_bytes: int, wal_record_bytes: int
+        self,
+        group_id: GroupId,
+        replica_id: ReplicaId,
+        schema: Schema,
+        wal: Wal,
+        *,
+        cache_bytes: int,
+        wal_record_bytes: int,
     ) -> None:
         """``wal`` holds what ``persist`` made durable, in records of ``wal_record_bytes`` at most."""
         self._group_id = group_id
-        self._node_id = node_id
+        self._node_id = replica_id
         self._schema = schema
         self._wal = wal
         self._wal_record_bytes = wal_record_bytes
         self._cache_bytes = cache_bytes
         self._closed = False
         self._damaged: str | None = None
+        self._copied: str | None = None
         self._full = False
         self.small_bytes = SMALL_BYTES
         self._load(EMPTY_STATE, {})
@@ -127,6 +135,9 @@ class BufferedStore(ABC):
     def _write_damaged(self, why: str) -> None: ...
 
     @abstractmethod
+    def _settle_here(self) -> None: ...
+
+    @abstractmethod
     def look_for_room(self) -> None:
         """Find out again whether the store is ``full``."""
 
@@ -137,8 +148,12 @@ class BufferedStore(ABC):
         return self._group_id
 
     @property
-    def node_id(self) -> NodeId:
+    def replica_id(self) -> ReplicaId:
         return self._node_id
+
+    @property
+    def tables(self) -> Sequence[Table]:
+        return self._schema.tables
 
     @property
     def base_index(self) -> Index:
@@ -180,6 +195,14 @@ class BufferedStore(ABC):
     @property
     def damaged(self) -> str | None:
         return self._damaged
+
+    @property
+    def copied(self) -> str | None:
+        return self._copied
+
+    def settle_here(self) -> None:
+        self._settle_here()
+        self._copied = None
 
     @property
     def full(self) -> bool:
@@ -344,18 +367,16 @@ class BufferedStore(ABC):
         while True:
             self._check_open()
             disk = [] if self._cleared else self._disk_rows(table, start, stop, reverse, limit)
-            more = len(disk) == limit
-            edge = disk[-1][0] if more else b""
-            if not more:
-                changed = overlay.range(start, stop)
-            elif reverse:
-                changed = overlay.range(edge, stop)
-            else:
-                changed = overlay.range(start, edge + b"\0")
+            changed = overlay.range(start, stop, reverse, limit)
+            edges = [rows[-1][0] for rows in (disk, changed) if len(rows) == limit]
+            more = bool(edges)
+            edge = (max(edges) if reverse else min(edges)) if more else b""
             if changed:
                 merged: dict[bytes, bytes | None] = dict(disk)
                 merged.update(changed)
                 disk = [(key, row) for key in sorted(merged, reverse=reverse) if (row := merged[key]) is not None]
+            if more:  # both are complete up to there
+                disk = [row for row in disk if (row[0] >= edge if reverse else row[0] <= edge)]
             yield from disk
             if not more:
                 return
@@ -536,4 +557,4 @@ class BufferedStore(ABC):
 
     def _check_open(self) -> None:
         if self._closed:
-            raise ReplicaClosedError(f"the store of {self._node_id} is closed", node_id=self._node_id)
+            raise ReplicaClosedError(f"the store of {self._node_id} is closed", replica_id=self._node_id)

@@ -28,16 +28,20 @@ from struct import Struct, error
 import msgspec
 
 from rayqueue.errors import DamagedLogError, StoreFormatError
-from rayqueue.ids import GroupId, Index, NodeId, Term
+from rayqueue.ids import GroupId, Index, ReplicaId, Term
 from rayqueue.log.ops import LogState
 from rayqueue.log.store import Checkpoint, Entry, HardState, Schema, Table
 from rayqueue.records.checksum import crc32c, entry_crc
 
-FORMAT_VERSION = 3
+FORMAT_VERSION = 4
 """Of the store's own bytes; the tables' rows have the schema's version.
 
 2: a write-ahead file beside the data. Every store had the six tables of that time.
-3: the identity names the schema and the tables, the state names the tables that it sums."""
+3: the identity names the schema and the tables, the state names the tables that it sums.
+4: no sector of the write-ahead file is ever zeros, and its checksums begin with the store's salt."""
+
+FILLED_FORMAT = 4
+"""The first in which no sector of the write-ahead file is zeros."""
 
 OLDEST_FORMAT = 2
 """The oldest that is read. Opening a store brings it to ``FORMAT_VERSION``."""
@@ -176,7 +180,7 @@ def _decode_state(value: bytes, version: int) -> StoredState:
         at = end
     txn_id, term, commit, applied, base, base_term, last, last_term, freed = numbers
     state = LogState(
-        hard=HardState(Term(term), NodeId(value[at:].decode()) if voted else None, Index(commit)),
+        hard=HardState(Term(term), ReplicaId(value[at:].decode()) if voted else None, Index(commit)),
         applied=Index(applied),
         base_index=Index(base),
         base_term=Term(base_term),
@@ -215,19 +219,24 @@ class Identity:
 
     format: int
     group_id: GroupId
-    node_id: NodeId
+    replica_id: ReplicaId
     wal_bytes: int
     schema: str
     version: int
     tables: tuple[tuple[int, str], ...]
 
     @classmethod
-    def of(cls, group_id: GroupId, node_id: NodeId, wal_bytes: int, schema: Schema) -> Identity:
+    def of(cls, group_id: GroupId, replica_id: ReplicaId, wal_bytes: int, schema: Schema) -> Identity:
         tables = tuple(sorted((table.number, table.name) for table in schema.tables))
-        return cls(FORMAT_VERSION, group_id, node_id, wal_bytes, schema.name, schema.version, tables)
+        return cls(FORMAT_VERSION, group_id, replica_id, wal_bytes, schema.name, schema.version, tables)
+
+    @property
+    def salt(self) -> int:
+        """With which the checksums of its write-ahead file begin, so that another store's is not taken for it."""
+        return crc32c(f"{self.group_id}/{self.replica_id}".encode())
 
     def encode(self) -> bytes:
-        group, node = self.group_id.encode(), self.node_id.encode()
+        group, node = self.group_id.encode(), self.replica_id.encode()
         head = _IDENTITY.pack(self.format, len(group), len(node)) + group + node + _WAL_BYTES.pack(self.wal_bytes)
         return head + msgspec.msgpack.encode(_Declared(self.schema, self.version, self.tables))
 
@@ -251,7 +260,7 @@ class Identity:
                 declared = msgspec.msgpack.decode(value[at + _WAL_BYTES.size :], type=_Declared)
         except (error, UnicodeDecodeError, msgspec.MsgspecError) as failure:
             raise DamagedLogError(f"the store's identity cannot be read: {failure}") from failure
-        names = GroupId(group), NodeId(node)
+        names = GroupId(group), ReplicaId(node)
         return cls(found, *names, wal_bytes, declared.schema, declared.version, declared.tables)
 
 

@@ -19,11 +19,10 @@ from pathlib import Path
 import lmdb
 
 from rayqueue.errors import DamagedLogError, StoreFormatError, StoreIdentityError
-from rayqueue.ids import GroupId, NodeId
+from rayqueue.ids import GroupId, ReplicaId
 from rayqueue.log.lmdb_codec import (
     CHECKPOINTS,
     ENTRIES,
-    FORMAT_VERSION,
     HARD,
     Identity,
     StoredState,
@@ -43,12 +42,14 @@ def count_spaces(schema: Schema) -> int:
     return len(_ALWAYS) + len(schema.tables)
 
 
-def write_empty(env: lmdb.Environment, group_id: GroupId, node_id: NodeId, wal_bytes: int, schema: Schema) -> None:
+def write_empty(
+    env: lmdb.Environment, group_id: GroupId, replica_id: ReplicaId, wal_bytes: int, schema: Schema
+) -> None:
     """All that a new store has, in one transaction."""
     with env.begin(write=True) as txn:
         names = (*_ALWAYS, *(table.space for table in schema.tables))
         spaces: Spaces = {name: env.open_db(name, txn=txn) for name in names}
-        identity = Identity.of(group_id, node_id, wal_bytes, schema).encode()
+        identity = Identity.of(group_id, replica_id, wal_bytes, schema).encode()
         txn.put(IDENTITY_KEY, encode_row(HARD, IDENTITY_KEY, identity), db=spaces[HARD])
         state = encode_state(txn.id(), EMPTY_STATE, {table: TableSum() for table in schema.tables if table.summed})
         txn.put(STATE_KEY, encode_row(HARD, STATE_KEY, state), db=spaces[HARD])
@@ -57,7 +58,9 @@ def write_empty(env: lmdb.Environment, group_id: GroupId, node_id: NodeId, wal_b
 class Opening:
     """The databases of an open environment, in ``spaces``; those of new tables once ``upgrade`` has made them."""
 
-    def __init__(self, env: lmdb.Environment, path: Path, group_id: GroupId, node_id: NodeId, schema: Schema) -> None:
+    def __init__(
+        self, env: lmdb.Environment, path: Path, group_id: GroupId, replica_id: ReplicaId, schema: Schema
+    ) -> None:
         self._env = env
         self._schema = schema
         self.spaces: Spaces = {HARD: env.open_db(HARD, create=False)}
@@ -66,8 +69,8 @@ class Opening:
         if found is None:
             raise DamagedLogError("the store's identity is missing", path=str(path))
         self.identity = Identity.decode(found)
-        _check(self.identity, path, group_id, node_id, schema)
-        self._wanted = Identity.of(group_id, node_id, self.identity.wal_bytes, schema)
+        _check(self.identity, path, group_id, replica_id, schema)
+        self._wanted = Identity.of(group_id, replica_id, self.identity.wal_bytes, schema)
         self.outdated = self.identity != self._wanted
         """True until ``upgrade`` is committed."""
         made = {name for _, name in self.identity.tables}
@@ -96,11 +99,11 @@ class Opening:
         self.spaces, self.identity, self.outdated = spaces, self._wanted, False
 
 
-def _check(found: Identity, path: Path, group_id: GroupId, node_id: NodeId, schema: Schema) -> None:
-    if (found.group_id, found.node_id) != (group_id, node_id):
+def _check(found: Identity, path: Path, group_id: GroupId, replica_id: ReplicaId, schema: Schema) -> None:
+    if (found.group_id, found.replica_id) != (group_id, replica_id):
         raise StoreIdentityError(
-            f"{path} belongs to {found.node_id} of {found.group_id}, not to {node_id} of {group_id}",
-            node_id=found.node_id,
+            f"{path} belongs to {found.replica_id} of {found.group_id}, not to {replica_id} of {group_id}",
+            replica_id=found.replica_id,
             group_id=found.group_id,
         )
     if found.schema and found.schema != schema.name:
@@ -114,7 +117,7 @@ def _check(found: Identity, path: Path, group_id: GroupId, node_id: NodeId, sche
             found=found.version,
             newest=schema.version,
         )
-    if found.format < FORMAT_VERSION:
+    if found.format == 2:
         return  # of the tables that all stores had, this one may not need some: see ``sums``
     known = {(table.number, table.name) for table in schema.tables}
     unknown = [name for number, name in found.tables if (number, name) not in known]

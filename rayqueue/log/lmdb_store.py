@@ -45,9 +45,9 @@ from rayqueue.errors import (
     StorageError,
     StoreMissingError,
 )
-from rayqueue.ids import GroupId, Index, NodeId, Term
+from rayqueue.ids import GroupId, Index, ReplicaId, Term
 from rayqueue.log.buffer import BufferedStore
-from rayqueue.log.lmdb_codec import HARD, TableSum, encode_row, encode_state
+from rayqueue.log.lmdb_codec import FILLED_FORMAT, HARD, Identity, TableSum, encode_row, encode_state
 from rayqueue.log.lmdb_file import (
     DATA_FILE,
     DirectoryLock,
@@ -64,6 +64,7 @@ from rayqueue.log.lmdb_room import Room
 from rayqueue.log.lmdb_rows import STATE_KEY, View, damaged
 from rayqueue.log.lmdb_write import RowMemory, write_ops
 from rayqueue.log.ops import LogState, Op
+from rayqueue.log.place import find_copy, settle
 from rayqueue.log.private import FILE_MODE, close_directory
 from rayqueue.log.snapshot_gate import SnapshotGate
 from rayqueue.log.store import LOG_ONLY, Checkpoint, Entry, Schema, Table
@@ -107,6 +108,9 @@ class LmdbSnapshot:
             raise ReplicaClosedError("the snapshot has ended")
         return self._view
 
+    def bounds(self) -> tuple[Index, Index]:
+        return self._state.base_index, self._state.last_index
+
     def entry(self, index: Index) -> Entry:
         view = self._open_view()
         if not self._state.base_index < index <= self._state.last_index:
@@ -131,7 +135,13 @@ class LmdbStore(BufferedStore):
     """A ``LogStore`` in a directory. Made by ``create`` or ``open``."""
 
     def __init__(
-        self, path: Path, group_id: GroupId, node_id: NodeId, lock: DirectoryLock, options: LmdbOptions, schema: Schema
+        self,
+        path: Path,
+        group_id: GroupId,
+        replica_id: ReplicaId,
+        lock: DirectoryLock,
+        options: LmdbOptions,
+        schema: Schema,
     ) -> None:
         used_bytes = check_data_file(path / DATA_FILE)
         self._path = path
@@ -153,13 +163,14 @@ class LmdbStore(BufferedStore):
                 self._env = _open_env(path, self._map_bytes, options, schema)
                 undo.callback(self._env.close)
                 self._env.reader_check()
-                self._opening = Opening(self._env, path, group_id, node_id, schema)
+                self._opening = Opening(self._env, path, group_id, replica_id, schema)
                 self._spaces = self._opening.spaces
-                wal = Wal(DiskFile(path))
+                identity = self._opening.identity
+                wal = Wal(DiskFile(path), identity.salt, filled=identity.format >= FILLED_FORMAT)
                 undo.callback(wal.close)
                 super().__init__(
                     group_id,
-                    node_id,
+                    replica_id,
                     schema,
                     wal,
                     cache_bytes=options.cache_bytes,
@@ -188,7 +199,7 @@ class LmdbStore(BufferedStore):
         cls,
         path: str | Path,
         group_id: GroupId,
-        node_id: NodeId,
+        replica_id: ReplicaId,
         options: LmdbOptions | None = None,
         schema: Schema = LOG_ONLY,
         *,
@@ -200,16 +211,16 @@ class LmdbStore(BufferedStore):
         options = options or LmdbOptions()
         making, lock = make_empty(path)
         try:
-            _write_empty(making, group_id, node_id, options, schema)
+            _write_empty(making, group_id, replica_id, options, schema)
             if prepare is not None:
-                store = cls(making, group_id, node_id, lock, options, schema)
+                store = cls(making, group_id, replica_id, lock, options, schema)
                 try:
                     prepare(store)
                 finally:
                     store._abandon()
             close_directory(making)
             move_into_place(making, path)
-            return cls(path, group_id, node_id, lock, options, schema)
+            return cls(path, group_id, replica_id, lock, options, schema)
         except BaseException:
             lock.release()
             raise
@@ -219,23 +230,29 @@ class LmdbStore(BufferedStore):
         cls,
         path: str | Path,
         group_id: GroupId,
-        node_id: NodeId,
+        replica_id: ReplicaId,
         options: LmdbOptions | None = None,
         schema: Schema = LOG_ONLY,
     ) -> LmdbStore:
         """The store at ``path``: ``StoreMissingError`` without one, ``StoreIdentityError`` if it is another
         replica's, ``StorageError`` with ``reason="locked"`` while somebody else has it open, ``StoreFormatError`` if a
-        newer release wrote it. One of an older release has the schema's tables from now on."""
+        newer release wrote it. One of an older release has the schema's tables from now on. One that was ``copied``
+        says so until ``settle_here``."""
         path = Path(path)
         if not (path / DATA_FILE).exists():
             raise StoreMissingError(f"there is no store at {path}", path=str(path))
         lock = DirectoryLock(path)
         try:
             close_directory(path)
-            return cls(path, group_id, node_id, lock, options or LmdbOptions(), schema)
+            copied = find_copy(path)
+            store = cls(path, group_id, replica_id, lock, options or LmdbOptions(), schema)
         except BaseException:
             lock.release()
             raise
+        store._copied = copied
+        if copied is None:
+            settle(path)
+        return store
 
     def _read_all(self) -> int:
         """Check what can be checked at once. Returns the id of the newest transaction."""
@@ -290,6 +307,8 @@ class LmdbStore(BufferedStore):
         return txn_id
 
     def _write(self, ops: Sequence[Op], state: LogState) -> int:
+        if self._opening.identity.format < FILLED_FORMAT:
+            self._wal.fill()
         txn = self._env.begin(write=True, buffers=True)
         spaces = self._spaces
         try:
@@ -424,6 +443,9 @@ class LmdbStore(BufferedStore):
     def _write_damaged(self, why: str) -> None:
         write_damaged(self._path, why)
 
+    def _settle_here(self) -> None:
+        settle(self._path)
+
     def size_bytes(self) -> int:
         self._check_open()
         return self._used_bytes() + self._wal.size_bytes
@@ -457,12 +479,13 @@ def _open_env(path: Path, map_bytes: int, options: LmdbOptions, schema: Schema) 
     )
 
 
-def _write_empty(path: Path, group_id: GroupId, node_id: NodeId, options: LmdbOptions, schema: Schema) -> None:
-    wal_bytes = DiskFile.create(path, options.wal_bytes)
+def _write_empty(path: Path, group_id: GroupId, replica_id: ReplicaId, options: LmdbOptions, schema: Schema) -> None:
+    salt = Identity.of(group_id, replica_id, 0, schema).salt
+    wal_bytes = DiskFile.create(path, options.wal_bytes, salt)
     allocate_lock(path)
     env = _open_env(path, max(options.map_bytes, _FIRST_MAP_BYTES), options, schema)
     try:
-        write_empty(env, group_id, node_id, wal_bytes, schema)
+        write_empty(env, group_id, replica_id, wal_bytes, schema)
     except lmdb.Error as error:
         if is_full(path, error.code, 0):
             raise DiskFullError(f"no space for a new store at {path}", path=str(path)) from error

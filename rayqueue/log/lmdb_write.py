@@ -1,4 +1,4 @@
-"""How a list of operations becomes LMDB writes.
+"""Operations of a store as LMDB writes.
 
 Owns the order and the form of the writes inside one transaction; begins and
 commits nothing. Rows are gathered first, so that a row that changed many

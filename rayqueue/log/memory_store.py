@@ -32,7 +32,7 @@ from typing import TypeVar
 from msgspec.structs import replace
 
 from rayqueue.errors import DamagedLogError, DiskFullError, ReplicaClosedError
-from rayqueue.ids import GroupId, Index, NodeId, Term
+from rayqueue.ids import GroupId, Index, ReplicaId, Term
 from rayqueue.log.buffer import BufferedStore
 from rayqueue.log.lmdb_codec import (
     ENTRIES,
@@ -60,7 +60,7 @@ from rayqueue.log.ops import (
     index_key,
 )
 from rayqueue.log.store import LOG_ONLY, MEMBERS, Checkpoint, Entry, HardState, Schema, Table
-from rayqueue.log.wal import SECTOR_BYTES, Wal
+from rayqueue.log.wal import SECTOR_BYTES, Wal, blank_sector
 from rayqueue.records.checksum import entry_crc
 
 _ROW_OVERHEAD_BYTES = 32
@@ -76,7 +76,7 @@ class MemoryFile:
     name = "the write-ahead file"
 
     def __init__(self, size_bytes: int) -> None:
-        self.content = bytearray(max(1, size_bytes // SECTOR_BYTES) * SECTOR_BYTES)
+        self.content = bytearray(blank_sector(0) * max(1, size_bytes // SECTOR_BYTES))
         self.writes = 0
         self.before_write: Callable[[int, bytes], None] | None = None
 
@@ -116,6 +116,8 @@ class MemoryDisk:
         self.last_index = Index(0)
         self.freed = Index(0)
         self.damaged: str | None = None
+        self.copied: str | None = None
+        """Set by whoever puts an older ``copy`` in the place of a disk."""
         self.payload_bytes = 0
         self.txn_id = 0
         self.wal = MemoryFile(wal_bytes)
@@ -151,7 +153,7 @@ class MemoryDisk:
         twin.hard, twin.applied = self.hard, self.applied
         twin.base_index, twin.base_term = self.base_index, self.base_term
         twin.last_index, twin.freed = self.last_index, self.freed
-        twin.damaged, twin.payload_bytes = self.damaged, self.payload_bytes
+        twin.damaged, twin.copied, twin.payload_bytes = self.damaged, self.copied, self.payload_bytes
         return twin
 
     def state(self) -> LogState:
@@ -216,6 +218,11 @@ class MemoryDisk:
         if entry is not None:
             self.payload_bytes -= len(entry.payload)
             self._rotten.pop((ENTRIES, index_key(index)), None)
+
+    @property
+    def rotten(self) -> bool:
+        """A bit of what is stored has flipped, and was not written again since."""
+        return bool(self._rotten)
 
     # -- bits that flip, as on the LMDB store's disk ------------------------------------------
 
@@ -282,6 +289,10 @@ class MemorySnapshot:
             raise ReplicaClosedError("the snapshot has ended")
         return self._disk
 
+    def bounds(self) -> tuple[Index, Index]:
+        disk = self._open_disk()
+        return disk.base_index, disk.last_index
+
     def entry(self, index: Index) -> Entry:
         return self._open_disk().read_entry(index)
 
@@ -308,7 +319,7 @@ class MemoryStore(BufferedStore):
     def __init__(
         self,
         group_id: GroupId,
-        node_id: NodeId,
+        replica_id: ReplicaId,
         schema: Schema = LOG_ONLY,
         *,
         disk: MemoryDisk | None = None,
@@ -317,12 +328,18 @@ class MemoryStore(BufferedStore):
     ) -> None:
         self.disk = MemoryDisk() if disk is None else disk
         super().__init__(
-            group_id, node_id, schema, Wal(self.disk.wal), cache_bytes=cache_bytes, wal_record_bytes=wal_record_bytes
+            group_id,
+            replica_id,
+            schema,
+            Wal(self.disk.wal, filled=True),
+            cache_bytes=cache_bytes,
+            wal_record_bytes=wal_record_bytes,
         )
         self.disk.make_tables(schema)
         self._snapshots = threading.Lock()
         self._wanted_bytes = 0
         self._damaged = self.disk.damaged
+        self._copied = self.disk.copied
         self._load(self.disk.state(), {index: saved.term for index, saved in self.disk.checkpoints.items()})
         self._replay(self.disk.txn_id)
 
@@ -331,7 +348,7 @@ class MemoryStore(BufferedStore):
         self.close()
         return type(self)(
             self.group_id,
-            self.node_id,
+            self.replica_id,
             self._schema,
             disk=self.disk,
             cache_bytes=self._cache_bytes,
@@ -392,6 +409,9 @@ class MemoryStore(BufferedStore):
 
     def _write_damaged(self, why: str) -> None:
         self.disk.damaged = why
+
+    def _settle_here(self) -> None:
+        self.disk.copied = None
 
     @contextmanager
     def snapshot(self) -> Iterator[MemorySnapshot]:

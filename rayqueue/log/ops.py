@@ -1,4 +1,4 @@
-"""What a store's buffer holds: an ordered list of small operations, and the state they lead to.
+"""A store's buffer: an ordered list of small operations, and the state they lead to.
 
 Owns the vocabulary that both stores share. ``rayqueue.log.buffer`` produces
 the operations; a store's ``sync()`` makes a list of them durable, all or

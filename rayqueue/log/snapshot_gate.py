@@ -1,4 +1,4 @@
-"""Who may look at the memory map, and when it may move.
+"""The gate before the memory map: readers pass it, and the map moves only while none is inside.
 
 Owns the count of running snapshots. Growing the map and closing the store
 pull the map away under a reader, so both wait here until no snapshot runs,

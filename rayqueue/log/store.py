@@ -31,7 +31,7 @@ from typing import Protocol
 from msgspec import Struct
 
 from rayqueue.errors import InvariantBrokenError
-from rayqueue.ids import GroupId, Index, NodeId, Term
+from rayqueue.ids import GroupId, Index, ReplicaId, Term
 
 SMALL_BYTES = 64 << 10
 """What a ``sync()`` may append though the store is full."""
@@ -105,7 +105,7 @@ class HardState(Struct, frozen=True, gc=False):
     """What Raft must never forget. ``commit`` is only a hint and may be old."""
 
     term: Term
-    voted_for: NodeId | None
+    voted_for: ReplicaId | None
     commit: Index
 
 
@@ -120,6 +120,9 @@ class Checkpoint(Struct, frozen=True, gc=False):
 
 class Snapshot(Protocol):
     """A consistent view of what was synced. Usable from one thread at a time."""
+
+    def bounds(self) -> tuple[Index, Index]:
+        """The entry before the first one kept, and the last one."""
 
     def entry(self, index: Index) -> Entry:
         """The verified entry. ``KeyError`` if it is not there, ``DamagedLogError`` if it is wrong."""
@@ -138,7 +141,11 @@ class LogStore(Protocol):
     @property
     def group_id(self) -> GroupId: ...
     @property
-    def node_id(self) -> NodeId: ...
+    def replica_id(self) -> ReplicaId: ...
+
+    @property
+    def tables(self) -> Sequence[Table]:
+        """All that its schema declares."""
 
     # -- the log -----------------------------------------------------------
 
@@ -238,6 +245,13 @@ class LogStore(Protocol):
 
     def mark_damaged(self, why: str) -> None:
         """Remember that this replica must be rebuilt from its peers."""
+
+    @property
+    def copied(self) -> str | None:
+        """Why this may be an older copy of the replica's store, or None (``rayqueue.log.place``)."""
+
+    def settle_here(self) -> None:
+        """Nothing that was promised is missing any more: from now on the store belongs where it is."""
 
     @property
     def full(self) -> bool:

@@ -1,13 +1,15 @@
-"""Where small writes become durable first: a file of fixed size, written ahead of LMDB.
+"""The write-ahead file: small writes become durable in it first, before LMDB has them. It has a fixed size.
 
 A synced LMDB transaction copies every page it touches and waits for the disk
 twice, however little changed. A small one is therefore written here first, by
 one write that waits for the disk once; LMDB gets many of them at a time.
 
 The file is a row of sectors, all written when it was made, so that writing
-one changes no metadata. A record is a run of whole sectors:
+one changes no metadata. A sector that holds nothing yet is no record's part,
+but has its checksum like any other: zeros are damage. A record is a run of
+whole sectors:
 
-    u32 crc         of the rest of the sector
+    u32 crc         of the rest of the sector, begun with the store's ``salt``
     u64 base        the LMDB transaction that the record follows
     u32 sequence    the record's place among those that follow it
     u16 part, u16 parts, u16 used
@@ -23,7 +25,12 @@ replayed, up to the first that is not whole. A disk writes a sector completely
 or not at all, so a record that was cut off by a power loss consists of intact
 sectors, old and new ones. A sector that fails its own checksum was damaged
 later, and so was a record that is missing before another one: both are
-``DamagedLogError``. Nothing that was promised is taken for torn.
+``DamagedLogError``, and so is a sector of another store's file, which has another
+salt. Nothing that was promised is taken for torn.
+
+Before format 4 of the store, sectors that held nothing were zeros and there was
+no salt. ``fill`` is what brings such a file up to date; outdated records of then
+stay until they are overwritten.
 
 Owns the format, and when a record is valid. Knows nothing of the log's rules,
 and where the bytes are is said by a ``WalFile``.
@@ -36,7 +43,7 @@ from struct import Struct, error
 from typing import Protocol
 
 from rayqueue.errors import DamagedLogError
-from rayqueue.ids import Index, NodeId, Term
+from rayqueue.ids import Index, ReplicaId, Term
 from rayqueue.log.ops import Append, Delete, Op, Put, SetApplied, SetHard
 from rayqueue.log.store import Entry, HardState, Table
 from rayqueue.records.checksum import crc32c, entry_crc
@@ -47,7 +54,7 @@ _CRC = Struct("<I")
 _SECTOR = Struct("<QIHHH")  # base, sequence, part, parts, used; after the crc
 _DATA_BYTES = SECTOR_BYTES - _CRC.size - _SECTOR.size
 _WHOLE = Struct(f"{_SECTOR.format}{_DATA_BYTES}s")  # the same with its data, padded with zeros
-_BLANK = bytes(SECTOR_BYTES)
+_ZEROS = bytes(SECTOR_BYTES)
 
 _APPEND, _SET_HARD, _SET_APPLIED, _PUT, _DELETE = range(1, 6)
 _APPEND_HEAD = Struct("<BQQII")  # tag, index, term, crc, payload bytes
@@ -79,11 +86,20 @@ class WalFile(Protocol):
     def close(self) -> None: ...
 
 
+def blank_sector(salt: int) -> bytes:
+    """A sector that holds nothing."""
+    body = _WHOLE.pack(0, 0, 0, 0, 0, b"")
+    return _CRC.pack(crc32c(body, salt)) + body
+
+
 class Wal:
     """The records of an open file. ``restart`` says which LMDB transaction the next ones follow."""
 
-    def __init__(self, file: WalFile) -> None:
+    def __init__(self, file: WalFile, salt: int = 0, *, filled: bool = False) -> None:
+        """``filled``: every sector was written in the present form, or is of an outdated record."""
         self.file = file
+        self._salt = salt
+        self._filled = filled
         self.size_bytes = file.size_bytes
         self._base = 0
         self._sequence = 0
@@ -113,7 +129,7 @@ class Wal:
         for part in range(parts):
             piece = content[part * _DATA_BYTES : (part + 1) * _DATA_BYTES]
             body = _WHOLE.pack(self._base, self._sequence, part, parts, len(piece), piece)
-            sectors += (_CRC.pack(crc32c(body)), body)
+            sectors += (_CRC.pack(crc32c(body, self._salt)), body)
         self.file.write(self._at, b"".join(sectors))
         self._at = end
         self._sequence += 1
@@ -125,7 +141,7 @@ class Wal:
         """The records that follow LMDB's transaction ``base``, in order. What is written next follows them."""
         self.restart(base)
         file = self.file.read()
-        sectors = [self._read(file, at) for at in range(0, len(file), SECTOR_BYTES)]
+        sectors = [self._read(file, at, base) for at in range(0, len(file), SECTOR_BYTES)]
         for base_found, sequence, *_ in sectors:
             if base_found > base:
                 raise DamagedLogError(
@@ -137,14 +153,24 @@ class Wal:
         if beyond:
             raise DamagedLogError(f"{self.file.name} has record {min(beyond)}, but not record {self._sequence}")
 
-    def _read(self, file: bytes, at: int) -> tuple[int, int, int, int, bytes]:
-        """Base, sequence, part, parts, data of one sector; all zero for one that was never written."""
+    def fill(self) -> None:
+        """Write every sector that is zeros, as the format before this one left those that held nothing."""
+        file, blank = self.file.read(), blank_sector(self._salt)
+        for at in range(0, len(file), SECTOR_BYTES):
+            if file[at : at + SECTOR_BYTES] == _ZEROS:
+                self.file.write(at, blank)
+        self._filled = True
+
+    def _read(self, file: bytes, at: int, newest: int) -> tuple[int, int, int, int, bytes]:
+        """Base, sequence, part, parts, data of one sector; all zero for one that holds nothing."""
         sector = file[at : at + SECTOR_BYTES]
-        if sector == _BLANK:
+        if sector == _ZEROS and not self._filled:
             return 0, 0, 0, 0, b""
-        if crc32c(sector[_CRC.size :]) != _CRC.unpack_from(sector)[0]:
-            raise DamagedLogError(f"{self.file.name} does not match its checksum at byte {at}", path=self.file.name)
         base, sequence, part, parts, used = _SECTOR.unpack_from(sector, _CRC.size)
+        body, crc = sector[_CRC.size :], _CRC.unpack_from(sector)[0]
+        unsalted = (base < newest or not self._filled) and crc == crc32c(body)
+        if crc != crc32c(body, self._salt) and not unsalted:
+            raise DamagedLogError(f"{self.file.name} does not match its checksum at byte {at}", path=self.file.name)
         start = SECTOR_BYTES - _DATA_BYTES
         return base, sequence, part, parts, sector[start : start + used]
 
@@ -237,7 +263,7 @@ def decode_ops(data: bytes, tables: Mapping[int, Table]) -> list[Op]:
                 case 2:
                     _, term, commit, size, voted = _SET_HARD_HEAD.unpack(take(_SET_HARD_HEAD.size))
                     vote = take(size).decode()
-                    ops.append(SetHard(HardState(Term(term), NodeId(vote) if voted else None, Index(commit))))
+                    ops.append(SetHard(HardState(Term(term), ReplicaId(vote) if voted else None, Index(commit))))
                 case 3:
                     ops.append(SetApplied(Index(_SET_APPLIED_HEAD.unpack(take(_SET_APPLIED_HEAD.size))[1])))
                 case 4:

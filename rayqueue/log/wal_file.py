@@ -8,7 +8,7 @@ from pathlib import Path
 from rayqueue.errors import DamagedLogError, DiskFullError, StorageError
 from rayqueue.log.lmdb_room import FULL_ERRNOS
 from rayqueue.log.private import opener
-from rayqueue.log.wal import SECTOR_BYTES
+from rayqueue.log.wal import SECTOR_BYTES, blank_sector
 
 WAL_FILE = "WAL"
 
@@ -26,12 +26,13 @@ class DiskFile:
         self._size_bytes = os.fstat(self._fd).st_size
 
     @staticmethod
-    def create(directory: Path, size_bytes: int) -> int:
-        """Zeros, really written: a file with holes would need its metadata synced later. Returns its size."""
+    def create(directory: Path, size_bytes: int, salt: int = 0) -> int:
+        """Sectors that hold nothing, really written: a file with holes would need its metadata synced later. Returns
+        its size."""
         size_bytes = max(1, size_bytes // SECTOR_BYTES) * SECTOR_BYTES
         try:
             with open(directory / WAL_FILE, "wb", opener=opener) as file:
-                file.write(bytes(size_bytes))
+                file.write(blank_sector(salt) * (size_bytes // SECTOR_BYTES))
                 file.flush()
                 os.fsync(file.fileno())
         except OSError as failure:

@@ -1,4 +1,4 @@
-"""What a leader refuses before anything is written.
+"""Admission: batches that the leader refuses before anything is written.
 
 ``Admission`` judges a batch by the state that is applied and by what this
 leadership has proposed since, so a producer may have several batches in flight
@@ -36,6 +36,7 @@ from rayqueue.errors import (
 from rayqueue.partition.answers import Appended
 from rayqueue.partition.clock import TICK_MS
 from rayqueue.partition.commands import pass_time_command
+from rayqueue.partition.jobs.queue import check_options
 from rayqueue.partition.line import Answer, Line
 from rayqueue.partition.machine import Partition
 from rayqueue.partition.producers import fenced
@@ -132,6 +133,8 @@ class Admission:
             raise InvalidInputError(f"there is no lane {header.lane}; the partition has {lanes}", lane=header.lane)
         if header.control:
             raise InvalidInputError("control batches are not for clients to write")
+        if settings.queue:
+            check_options(header, payload)
         if now_ms is not None and header.max_timestamp > now_ms + limits.max_ahead_ms:
             raise InvalidInputError(
                 f"timestamp {header.max_timestamp} is {header.max_timestamp - now_ms} ms ahead of the broker's clock; "

@@ -1,4 +1,4 @@
-"""What applying an entry answers, if it does not answer with an error."""
+"""Answers of applied entries that are not errors."""
 
 from __future__ import annotations
 

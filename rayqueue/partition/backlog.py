@@ -1,4 +1,4 @@
-"""How much the groups have still to read.
+"""The backlog: how much the groups have still to read.
 
 A group's lag is what was appended less what it is done with: the records that
 it committed or that were trimmed. Only commits and trims change the second

@@ -15,6 +15,7 @@ from struct import Struct
 from typing import Any
 
 from rayqueue.errors import InvalidInputError, InvalidOffsetError, UnknownFormatError
+from rayqueue.partition.jobs.commands import JOB_DECODERS, JobCommand
 from rayqueue.partition.settings import PartitionSettings
 from rayqueue.protocol.data import MAX_LANES
 
@@ -103,7 +104,16 @@ class ExpireGroups:
 
 
 Command = (
-    Trim | CommitOffsets | DeleteGroup | ForgetGroup | PinGroup | FenceProducer | Configure | PassTime | ExpireGroups
+    Trim
+    | CommitOffsets
+    | DeleteGroup
+    | ForgetGroup
+    | PinGroup
+    | FenceProducer
+    | Configure
+    | PassTime
+    | ExpireGroups
+    | JobCommand
 )
 
 
@@ -309,4 +319,5 @@ _DECODERS: dict[int, Callable[[bytes], Command]] = {
     PIN_GROUP: _decode_pin,
     TRIM_UNLESS_HELD: _decode_trim_unless_held,
     FORGET_GROUP: _decode_forget_group,
+    **JOB_DECODERS,
 }

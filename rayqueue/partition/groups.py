@@ -1,4 +1,4 @@
-"""How far each consumer group has come in this partition.
+"""Positions of the consumer groups in this partition.
 
 Owns the GROUPS table: per group the newest generation that committed, an
 offset per lane, whether it is pinned, and the group's own metadata. A commit of

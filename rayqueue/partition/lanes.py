@@ -1,4 +1,4 @@
-"""What each lane holds: how many records and bytes, and where a position stands in it.
+"""Lanes: how many records and bytes each holds, and where a position stands in it.
 
 Owns the LANES table. A row tells what its lane held before that batch, so the
 distance from any offset to the end of a lane is one look-up. A partition with

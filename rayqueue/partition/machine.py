@@ -17,13 +17,21 @@ there, for going on without it would be to diverge.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from itertools import accumulate, islice, pairwise
 from struct import Struct
+from typing import Protocol
 
 import msgspec
+from msgspec.structs import astuple
 
-from rayqueue.errors import InvalidInputError, InvariantBrokenError, RayQueueError, UnknownFormatError
+from rayqueue.errors import (
+    InvalidInputError,
+    InvariantBrokenError,
+    RayQueueError,
+    TopicKindError,
+    UnknownFormatError,
+)
 from rayqueue.ids import Index, Offset
 from rayqueue.log.store import LogStore
 from rayqueue.partition.answers import (
@@ -56,13 +64,19 @@ from rayqueue.partition.commands import (
     trim_command,
 )
 from rayqueue.partition.groups import Groups
+from rayqueue.partition.jobs import dump
+from rayqueue.partition.jobs.commands import ChangeJobs, EndWorkers, JobCommand, LeaseJobs, SettleJobs
+from rayqueue.partition.jobs.frontier import NOT_PLAIN
+from rayqueue.partition.jobs.queue import Grant, JobQueue
 from rayqueue.partition.lanes import Lanes, committed_prefix
 from rayqueue.partition.producers import Producers
 from rayqueue.partition.retention import retention_point
 from rayqueue.partition.rows import (
     LOG_KEY,
     SETTINGS_KEY,
+    BatchRow,
     LogRow,
+    bounds,
     find_batch,
     load_log,
     offset_key,
@@ -72,11 +86,30 @@ from rayqueue.partition.rows import (
 from rayqueue.partition.settings import PartitionSettings
 from rayqueue.partition.tables import META, OFFSETS
 from rayqueue.protocol.calls import Lag, Position
+from rayqueue.protocol.jobs import Settled
 from rayqueue.protocol.unpacking import unpack
 from rayqueue.records import BATCH_TAG, BatchHeader
 from rayqueue.records.checksum import crc32c
 
-Answer = Appended | Trimmed | Committed | Pinned | Deleted | Fenced | TimePassed | Expired | Configured | RayQueueError
+Answer = (
+    Appended
+    | Trimmed
+    | Committed
+    | Pinned
+    | Deleted
+    | Fenced
+    | TimePassed
+    | Expired
+    | Configured
+    | tuple[Grant | None, ...]
+    | tuple[Settled, ...]
+    | tuple[int, ...]
+    | int
+    | RayQueueError
+)
+
+_KIND = ("queue", "ordered_by_key", "fair_by_key")
+"""Settings that say what a partition's rows mean."""
 
 SWEEP_ROWS = 128
 """Rows below the log's start that one entry deletes at most, so that a large trim holds up nobody."""
@@ -104,6 +137,8 @@ class _State(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields
     groups: bytes
     first_ms: int = 0
     now_ms: int = 0
+    jobs: bytes = b""
+    """Of a work queue. Not written where there is nothing: the release before does not know it."""
 
 
 _encode_state = msgspec.msgpack.Encoder().encode
@@ -135,6 +170,16 @@ def _decode_state(checkpoint: bytes) -> _State:
     return _State(start, end, total_bytes, max_timestamp, held_at, settings, lanes, producers, groups, *times)
 
 
+class Watcher(Protocol):
+    """Who is told what the log gets, as it gets it: the tail of a running replica."""
+
+    def append(self, base_offset: Offset, count: int, payload: bytes, lane: int) -> None:
+        """A batch was accepted."""
+
+    def reset(self, end: Offset, lane_ends: Mapping[int, Offset]) -> None:
+        """The log was replaced by a checkpoint that ends here."""
+
+
 class Partition:
     """One replica's copy of the partition's state, kept in memory and written through to the store."""
 
@@ -153,8 +198,23 @@ class Partition:
         self.groups.load()
         self._lanes.load(self.settings.lanes)
         self._progress = Progress(self.groups, self._done)
+        self.jobs = self._queue()
+        """What is known of its records, if they are jobs."""
         self._use_log(load_log(store))
         self._applied = store.applied
+        self._watcher: Watcher | None = None
+
+    def _queue(self) -> JobQueue | None:
+        return JobQueue(self._store, self.clock, self.settings) if self.settings.queue else None
+
+    @property
+    def _indexes_lanes(self) -> bool:
+        """A queue has an order of its own."""
+        return self.settings.lanes > 1 and not self.settings.queue
+
+    def watch(self, watcher: Watcher) -> None:
+        """Tell this one from now on."""
+        self._watcher = watcher
 
     def _use_log(self, log: LogRow) -> None:
         self.start_offset = log.start_offset
@@ -198,6 +258,19 @@ class Partition:
         batch = find_batch(self._store, offset)
         return None if batch is None else batch.index
 
+    def synced_end(self) -> Offset:
+        """Where the log ends that snapshots of the store show."""
+        if not self._store.dirty:
+            return self.next_offset
+        with self._store.snapshot() as snapshot:
+            return bounds(snapshot)[1]
+
+    def batches(self, offset: Offset) -> Iterator[tuple[BatchRow, bytes]]:
+        """From the one that begins there on, synced or not."""
+        for key, row in self._store.scan(OFFSETS, offset_key(offset)):
+            batch = read_batch(key, row)
+            yield batch, self._store.entry(batch.index).payload
+
     # -- groups: what they have read, and what they have not. On the engine's thread only ------
 
     def position(self, group: str) -> Position | None:
@@ -225,12 +298,23 @@ class Partition:
 
     def backlog(self) -> Backlog:
         """What the slowest group has not committed yet; all that is retained, if there is no group."""
+        if self.jobs is not None:
+            counts = self.jobs.counts
+            return Backlog(counts.ready + counts.leased + counts.delayed, self.size_bytes)
         records, size_bytes = self._progress.least()
         return Backlog(self.next_offset - records, self.total_bytes - size_bytes)
 
+    @property
+    def size_bytes(self) -> int:
+        """Of batches that are retained."""
+        if self.start_offset == self.next_offset:
+            return 0
+        batch = find_batch(self._store, self.start_offset)
+        return self.total_bytes - (0 if batch is None else batch.bytes_before)
+
     def lane_ends(self) -> dict[int, Offset]:
         """Where the last batch of each lane ends: a reader that is there has nothing to read in that lane."""
-        return {0: self.next_offset} if self.settings.lanes == 1 else self._lanes.ends()
+        return self._lanes.ends() if self._indexes_lanes else {0: self.next_offset}
 
     def _done(self, offsets: Mapping[int, Offset]) -> Done:
         start = self.readable_from
@@ -261,6 +345,9 @@ class Partition:
         The arguments are for a partition whose own settings say nothing.
         """
         settings = self.settings
+        if self.jobs is not None:  # neither age nor size: a job stays until it is done
+            first = self.jobs.first_place(self.next_offset)
+            return trim_command(first) if first > self.start_offset else None
         age_ms = retention_ms if settings.retention_ms is None else settings.retention_ms
         most_bytes = retention_bytes if settings.retention_bytes is None else settings.retention_bytes
         if age_ms is None and most_bytes is None and not settings.retention_consumed:
@@ -303,13 +390,20 @@ class Partition:
                 return answer
         base_offset = self.next_offset
         count, lane, size = header.count, header.lane, len(payload)
+        if self.jobs is not None:
+            if header.control:
+                self.jobs.moved(index, base_offset, payload)
+                lane = NOT_PLAIN
+            elif not self.jobs.append(base_offset, header, payload):
+                lane = NOT_PLAIN
+            self.jobs.flush()
         timestamp = header.max_timestamp
         if timestamp > self.max_timestamp:
             self.max_timestamp = timestamp
         key = offset_key(base_offset)
         row = pack_batch(index, self.total_bytes, self.max_timestamp, timestamp, count, size, lane)
         self._store.put(OFFSETS, key, row)
-        if self.settings.lanes > 1:
+        if self._indexes_lanes:
             self._lanes.append(lane, base_offset, count, size)
         if header.producer_id:
             self.producers.accept(header, base_offset, index, self.settings)
@@ -317,6 +411,8 @@ class Partition:
         self.total_bytes += size
         if self._first_needed is None:
             self._first_needed = index
+        if self._watcher is not None:
+            self._watcher.append(base_offset, count, payload, lane if self._indexes_lanes else 0)
         return Appended(base_offset, count, False)
 
     def _execute(self, index: Index, command: Command) -> Answer:
@@ -343,9 +439,31 @@ class Partition:
                 return self.producers.fence(producer_id, epoch, index, self.settings)
             case Configure(settings):
                 return self._configure(settings)
+            case LeaseJobs() | SettleJobs() | EndWorkers() | ChangeJobs():
+                return self._change_jobs(index, command)
+
+    def _change_jobs(self, index: Index, command: JobCommand) -> Answer:
+        jobs = self.jobs
+        if jobs is None:
+            return TopicKindError("this partition is a log, not a work queue")
+        answer: Answer
+        match command:
+            case LeaseJobs():
+                answer = jobs.lease(command)
+            case SettleJobs():
+                answer = jobs.settle(index, command)
+            case EndWorkers():
+                answer = jobs.end_workers(command)
+            case ChangeJobs():
+                answer = jobs.change(command)
+        jobs.flush()
+        return answer
 
     def _pass_time(self, now_ms: int, group_retention_ms: int) -> TimePassed:
         self.clock.pass_to(now_ms)
+        if self.jobs is not None:
+            self.jobs.pass_time(now_ms)
+            self.jobs.flush()
         if group_retention_ms:
             self._expired(self.groups.expire_unused(group_retention_ms))
         return TimePassed(self.clock.now_ms)
@@ -371,8 +489,15 @@ class Partition:
                 "the records of a partition with one lane are in no lane index, those of a lane must stay in it",
                 key="lanes",
             )
+        kind = [name for name in _KIND if getattr(settings, name) != getattr(self.settings, name)]
+        if kind and self.next_offset:
+            return InvalidInputError(f"a partition with records cannot change {', '.join(kind)}", key=kind[0])
         self.settings = settings
         self._store.put(META, SETTINGS_KEY, settings.encode())
+        if kind:
+            self.jobs = self._queue()
+        elif self.jobs is not None:
+            self.jobs.settings = settings
         self.producers.shrink(settings)
         self._progress.forget()
         return Configured()
@@ -381,6 +506,8 @@ class Partition:
 
     def _trim(self, to_offset: int, as_of: int | None) -> Trimmed:
         start = Offset(min(to_offset, self.next_offset))
+        if self.jobs is not None:  # whoever chose it may have seen less
+            start = Offset(min(start, self.jobs.first_place(self.next_offset)))
         if start > self.start_offset and (as_of is None or as_of >= self.groups.held_at):
             self.start_offset = start
             self._write_log()
@@ -413,7 +540,7 @@ class Partition:
         rows = list(islice(store.scan(OFFSETS, self._swept_to, until), SWEEP_ROWS))
         for key, row in rows:
             store.delete(OFFSETS, key)
-            if self.settings.lanes > 1:
+            if self._indexes_lanes:
                 batch = read_batch(key, row)
                 self._lanes.delete(batch.lane, batch.base_offset)
         if len(rows) < SWEEP_ROWS:
@@ -435,8 +562,10 @@ class Partition:
             self.producers.dump(),
             self.groups.dump(),
             *self.clock.times,
+            jobs=b"" if self.jobs is None else dump.dump(self.jobs, self._store),
         )
-        body = bytes((_CHECKPOINT_VERSION,)) + _encode_state(state)
+        written = astuple(state)
+        body = bytes((_CHECKPOINT_VERSION,)) + _encode_state(written if state.jobs else written[:-1])
         return crc32c(body).to_bytes(4, "little") + body
 
     def restore(self, state: bytes) -> None:
@@ -451,4 +580,15 @@ class Partition:
         end = found.next_offset
         self._use_log(LogRow(found.start_offset, end, end, found.total_bytes, found.max_timestamp))
         self._write_log()
+        self._restore_jobs(found.jobs)
         self._applied = self._store.applied
+        if self._watcher is not None:
+            self._watcher.reset(self.next_offset, self.lane_ends())
+
+    def _restore_jobs(self, dumped: bytes) -> None:
+        ahead = dump.write(dumped, self._store) if dumped else {}
+        self.jobs = self._queue()
+        if self.jobs is not None:
+            for lane, runs in ahead.items():
+                self.jobs.frontier(lane).keep(runs, self.jobs.frontier(lane).count)
+            dump.index(self.jobs)

@@ -1,4 +1,4 @@
-"""What a partition remembers of its idempotent producers.
+"""The partition's memory of its idempotent producers.
 
 Owns the PRODUCERS table: per producer its epoch, the sequence it must send
 next, and the answers to its last batches. Sequences count records.

@@ -1,4 +1,4 @@
-"""Where a log may be trimmed to: by age, by size, by what its groups have read.
+"""Retention: the place up to which a log may be trimmed, by age, by size, by what its groups have read.
 
 Looks at rows, of a store or of a snapshot, and at the groups' positions. Searches
 cost a logarithm of the log's length per lane; nothing scans it.

@@ -1,4 +1,4 @@
-"""The tables of a partition. Their rows are said in ``rows``, ``producers``, ``groups`` and ``clock``."""
+"""The tables of a partition. Their rows are said in ``rows``, ``producers``, ``groups``, ``clock`` and ``jobs``."""
 
 from __future__ import annotations
 
@@ -13,4 +13,15 @@ GROUPS = Table("groups", 3)
 META = Table("meta", 5)
 """Single values."""
 
-PARTITION = Schema("partition", 1, OFFSETS, LANES, PRODUCERS, GROUPS, META)
+JOBS = Table("jobs", 6)
+"""Of a work queue, as all that follow (``rayqueue.partition.jobs``): 64 ids -> the rows of jobs among them."""
+LEASES = Table("leases", 7)
+"""token (u64 big-endian) -> lease."""
+RESULTS = Table("results", 8)
+"""id (u64 big-endian) -> result."""
+DEDUPE = Table("dedupe", 9, summed=False)
+"""hash of a dedupe id -> id of the job, until when."""
+JOB_INDEX = Table("job-index", 10, summed=False)
+"""Orders in which jobs are found. They can be made again from the rows, so that a wrong bit is no loss."""
+
+PARTITION = Schema("partition", 2, OFFSETS, LANES, PRODUCERS, GROUPS, META, JOBS, LEASES, RESULTS, DEDUPE, JOB_INDEX)

@@ -1,4 +1,4 @@
-"""What clients and replicas say to each other over a connection. No sockets, no clocks.
+"""The protocol between clients and replicas. No sockets, no clocks.
 
 ``hello.py`` is how a connection begins, ``frames.py`` how bytes are cut into
 messages, ``data.py`` what travels in bulk (batches, in a fixed binary form),

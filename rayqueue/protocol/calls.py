@@ -15,6 +15,8 @@ from typing import Any, ClassVar
 import msgspec
 
 from rayqueue.errors import InvalidInputError, TransportError
+from rayqueue.protocol.call import Call as Call  # noqa: PLC0414  # all calls are imported from here
+from rayqueue.protocol.jobs import JobCall
 from rayqueue.protocol.topics import TopicInfo, TopicPartition, TopicSettings
 from rayqueue.protocol.unpacking import unpack
 
@@ -69,6 +71,116 @@ class Broker(msgspec.Struct, frozen=True, array_like=True):
     replicas: int
     room: int | None = None
     """How many more replicas it takes; None if that has no bound, or it is away."""
+    draining: bool = False
+    """It is to be emptied: it gets no replica, and those that it has are moved elsewhere."""
+    holds: int = 0
+    """Replicas whose data is still there, with the coordinator's and those that are to be deleted."""
+    ray_node: str = ""
+    """The Ray node that it is on, or was on last."""
+    rack: str = ""
+    """Of its Ray node's labels: ``rayqueue.rack``, or the zone."""
+    leaders: int | None = None
+    """Partitions that it leads, as of the last look; None if that is not known yet."""
+    memory_bytes: int = 0
+    disk_bytes: int = 0
+    """Of the file system of its data directory; 0 if that is not known."""
+    disk_free_bytes: int = 0
+    disk_spare_bytes: int | None = None
+    """What may still be moved there (``cluster.disk_reserve_percent`` stays free); None if that is not known."""
+
+    @property
+    def nearly_full(self) -> bool:
+        """Nothing is placed on it for that reason."""
+        return self.disk_spare_bytes == 0
+
+
+class MoveInfo(msgspec.Struct, frozen=True, array_like=True):
+    """A replica that is being replaced."""
+
+    topic: str
+    partition: int
+    remove: str
+    """The old replica's id."""
+    add: str
+    broker: str
+    """Where the new one is."""
+    reason: str
+    """``lost``, ``away``, ``drain``, ``asked``, ``grow``, ``shrink`` or ``balance``."""
+    why: str
+    source: str = ""
+    """The old replica's broker."""
+    size_bytes: int | None = None
+    """What is copied, about; None if that is not known yet."""
+    copied_bytes: int = 0
+    bytes_per_s: int = 0
+    """As of the last seconds."""
+    left_ms: int | None = None
+    """How much longer the copying takes, at that pace; None if nothing can be said."""
+
+
+class Waiting(msgspec.Struct, frozen=True, array_like=True):
+    """A partition of which a replica should be made, moved or removed, and nothing is done about it yet."""
+
+    topic: str
+    partition: int
+    why: str
+    """What is the matter, and what it waits for."""
+
+
+class Share(msgspec.Struct, frozen=True, array_like=True):
+    """Moves of a rebalance to one broker that were not begun yet."""
+
+    broker: str
+    moves: int
+    size_bytes: int
+
+
+class RebalanceInfo(msgspec.Struct, frozen=True, array_like=True):
+    """The rebalance that is under way."""
+
+    number: int
+    moves: int
+    """As many were planned."""
+    size_bytes: int
+    begun_ms: int
+    waiting: tuple[Share, ...]
+    """What was not begun yet."""
+
+
+class LostReplica(msgspec.Struct, frozen=True, array_like=True):
+    """A replica that has lost its data, and waits for a new one to be made instead."""
+
+    group_id: str
+    node: str
+    why: str
+
+
+class EventInfo(msgspec.Struct, frozen=True, array_like=True):
+    """Something that happened to a broker or a replica."""
+
+    at_ms: int
+    kind: str
+    """Such as ``broker_away``, ``replica_lost``, ``move_begun``: ``rayqueue.cluster.events.KINDS``."""
+    subject: str
+    """The broker, or the Raft group of the partition."""
+    text: str
+    number: int
+    """They are counted from 1, over the whole life of the cluster."""
+
+
+class RecoveryInfo(msgspec.Struct, frozen=True, array_like=True):
+    """The audit record of a group that went on without a majority (``rayqueue recover --unsafe``)."""
+
+    group_id: str
+    epoch: int
+    survivor: str
+    abandoned: tuple[tuple[str, str], ...]
+    """The replicas that were given up, and the broker that each was on."""
+    at_ms: int
+    said: str
+    """What may be lost, as it was told to whoever confirmed it."""
+    settled: bool
+    """The survivor leads again."""
 
 
 class ClusterInfo(msgspec.Struct, frozen=True, array_like=True):
@@ -80,6 +192,11 @@ class ClusterInfo(msgspec.Struct, frozen=True, array_like=True):
     topics: int
     partitions: int
     groups: int
+    moves: tuple[MoveInfo, ...] = ()
+    lost: tuple[LostReplica, ...] = ()
+    recoveries: tuple[RecoveryInfo, ...] = ()
+    rebalance: RebalanceInfo | None = None
+    waiting: tuple[Waiting, ...] = ()
 
 
 class Topics(msgspec.Struct, frozen=True, array_like=True):
@@ -162,10 +279,6 @@ class FencedGroup(msgspec.Struct, frozen=True, array_like=True):
 
 
 # -- calls ---------------------------------------------------------------------------
-
-
-class Call(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    answer_type: ClassVar[Any] = None
 
 
 class GetStatus(Call, frozen=True, kw_only=True):
@@ -273,6 +386,19 @@ class AwaitRoom(Call, frozen=True, kw_only=True):
     wait_ms: int = 0
 
 
+class TransferLeader(Call, frozen=True, kw_only=True):
+    """Let this replica of the partition lead. True if it does; False if the one that was asked has just made way: ask
+    again, for an election may have another outcome.
+
+    ``MembershipError`` if it is no voter of this partition, ``NotInSyncError`` if it lacks entries or is away,
+    ``TransferFailedError`` if it did not take over in time: the old leader goes on.
+    """
+
+    answer_type: ClassVar[Any] = bool
+    to: str
+    """Its replica id. Ids of a partition are never used again."""
+
+
 PartitionCall = (
     GetStatus
     | GetPosition
@@ -285,6 +411,8 @@ PartitionCall = (
     | FindOffset
     | Trim
     | AwaitRoom
+    | TransferLeader
+    | JobCall
 )
 
 
@@ -317,7 +445,7 @@ class AlterTopic(Call, frozen=True, kw_only=True):
     answer_type: ClassVar[Any] = TopicInfo
     name: str
     topic_id: int
-    changes: dict[str, int | bool | None]
+    changes: dict[str, int | bool | str | None]
 
 
 class DeleteTopic(Call, frozen=True, kw_only=True):
@@ -371,6 +499,8 @@ class Heartbeat(Call, frozen=True, kw_only=True):
     """Of the newest ``Assignment`` that the member has taken."""
     reading: tuple[Grant, ...]
     wait_ms: int = 0
+    ray_node: str = ""
+    """Where it runs (``prefer_leader="consumer"``)."""
 
 
 class LeaveGroup(Call, frozen=True, kw_only=True):
@@ -413,6 +543,89 @@ class FenceGroup(Call, frozen=True, kw_only=True):
     born: int
 
 
+class ReportReplica(Call, frozen=True, kw_only=True):
+    """A replica's process to the coordinator: my data is gone or damaged, I can never be trusted again under this id.
+
+    Answers whether the replica was in service, and is to be replaced now.
+    """
+
+    answer_type: ClassVar[Any] = bool
+    group_id: str
+    node: str
+    why: str
+
+
+class DrainBroker(Call, frozen=True, kw_only=True):
+    """Empty a broker, or let it be used again. ``UnknownBrokerError`` if there is none of this name."""
+
+    answer_type: ClassVar[Any] = ClusterInfo
+    broker: str
+    draining: bool
+
+
+class MoveReplica(Call, frozen=True, kw_only=True):
+    """Let another broker have the replica that this one has of a partition."""
+
+    answer_type: ClassVar[Any] = MoveInfo
+    topic: str
+    topic_id: int
+    partition: int
+    source: str
+    target: str
+    size_bytes: int = 0
+    """Of the partition, as far as the caller knows it: the target's disk must have room for it."""
+
+
+class GetEvents(Call, frozen=True, kw_only=True):
+    """The last events after this number, the oldest first. Only so many are kept."""
+
+    answer_type: ClassVar[Any] = tuple[EventInfo, ...]
+    after: int = 0
+
+
+class RecoverPartition(Call, frozen=True, kw_only=True):
+    """Let a partition that has lost its majority go on with this replica alone; the others are given up.
+
+    ``MembershipError`` if ``replicas`` are not those that it has now. It is not checked here that the majority is lost:
+    who asks has looked, and has been told what may be lost (``said``).
+    """
+
+    answer_type: ClassVar[Any] = RecoveryInfo
+    topic: str
+    topic_id: int
+    partition: int
+    survivor: str
+    replicas: tuple[str, ...]
+    said: str
+
+
+class RebalanceMove(msgspec.Struct, frozen=True, array_like=True):
+    """Where one replica is to go."""
+
+    group_id: str
+    """The Raft group of the partition, of this very topic."""
+    remove: str
+    """The replica that is there now. Ids are never used again."""
+    broker: str
+    size_bytes: int
+
+
+class BeginRebalance(Call, frozen=True, kw_only=True):
+    """Write this plan down, and carry it out. What is out of date in it is left out.
+
+    ``ChangeInProgressError`` if another rebalance is under way.
+    """
+
+    answer_type: ClassVar[Any] = ClusterInfo
+    moves: tuple[RebalanceMove, ...]
+
+
+class StopRebalance(Call, frozen=True, kw_only=True):
+    """Forget what was not begun yet. What was is carried through. No error if there is none."""
+
+    answer_type: ClassVar[Any] = ClusterInfo
+
+
 CoordinatorCall = (
     GetStatus
     | DescribeCluster
@@ -428,6 +641,13 @@ CoordinatorCall = (
     | DescribeGroup
     | DeleteGroup
     | FenceGroup
+    | ReportReplica
+    | DrainBroker
+    | MoveReplica
+    | RecoverPartition
+    | BeginRebalance
+    | StopRebalance
+    | GetEvents
 )
 
 _encoder = msgspec.msgpack.Encoder()

@@ -25,7 +25,7 @@ from pysyncobj.node import Node
 from pysyncobj.version import VERSION
 
 from rayqueue.errors import InvariantBrokenError
-from rayqueue.ids import Index, NodeId, Term
+from rayqueue.ids import Index, ReplicaId, Term
 from rayqueue.raft.journal import StoreJournal
 from rayqueue.records.checksum import crc32c
 
@@ -76,9 +76,9 @@ MEMBERSHIP: int = _stock._COMMAND_TYPE.MEMBERSHIP
 class Peer(Node):  # type: ignore[misc]  # pysyncobj has no types
     """A node whose hash, and so its place in the stock engine's sets, is the same in every process."""
 
-    def __init__(self, node_id: NodeId) -> None:
-        super().__init__(node_id)
-        self._hash = crc32c(node_id.encode())
+    def __init__(self, replica_id: ReplicaId) -> None:
+        super().__init__(replica_id)
+        self._hash = crc32c(replica_id.encode())
 
     def __hash__(self) -> int:
         return self._hash
@@ -100,7 +100,7 @@ class _Outlet:
         self._owner = owner
 
     def send(self, node: Node, message: dict[str, Any]) -> bool:
-        self._owner.on_stock_message(NodeId(node.id), message)
+        self._owner.on_stock_message(ReplicaId(node.id), message)
         return True
 
     def _ignore(self, *_: object) -> None:
@@ -136,7 +136,7 @@ class StockRaft(SyncObj):  # type: ignore[misc]  # pysyncobj has no types
 
     def __init__(
         self,
-        node_id: NodeId,
+        replica_id: ReplicaId,
         journal: StoreJournal,
         applied: Index,
         now: float,
@@ -146,11 +146,11 @@ class StockRaft(SyncObj):  # type: ignore[misc]  # pysyncobj has no types
     ) -> None:
         self.journal = journal
         self.now = now
-        self._known: dict[NodeId, Peer] = {}
+        self._known: dict[ReplicaId, Peer] = {}
         _step.now = now
         try:
             super().__init__(
-                Peer(node_id),
+                Peer(replica_id),
                 [],
                 conf=SyncObjConf(
                     autoTick=False,
@@ -178,7 +178,7 @@ class StockRaft(SyncObj):  # type: ignore[misc]  # pysyncobj has no types
 
     # -- for the engine to define --------------------------------------------
 
-    def on_stock_message(self, peer: NodeId, message: dict[str, Any]) -> None:
+    def on_stock_message(self, peer: ReplicaId, message: dict[str, Any]) -> None:
         """The stock engine wants to say something."""
         raise NotImplementedError
 
@@ -246,20 +246,20 @@ class StockRaft(SyncObj):  # type: ignore[misc]  # pysyncobj has no types
         finally:
             _step.now = None
 
-    def stock_receive(self, sender: NodeId, message: dict[str, Any]) -> None:
+    def stock_receive(self, sender: ReplicaId, message: dict[str, Any]) -> None:
         _step.now = self.now
         try:
             SyncObj._SyncObj__onMessageReceived(self, self._peer(sender), message)
         finally:
             _step.now = None
 
-    def _peer(self, node_id: NodeId) -> Peer:
-        known = self._known.get(node_id)
+    def _peer(self, replica_id: ReplicaId) -> Peer:
+        known = self._known.get(replica_id)
         if known is None:
-            known = self._known[node_id] = Peer(node_id)
+            known = self._known[replica_id] = Peer(replica_id)
         return known
 
-    def set_peers(self, voters: Iterable[NodeId], learners: Iterable[NodeId]) -> None:
+    def set_peers(self, voters: Iterable[ReplicaId], learners: Iterable[ReplicaId]) -> None:
         """Who else belongs to the group."""
         self._known.clear()
         self._SyncObj__otherNodes = {self._peer(peer) for peer in sorted(voters)}
@@ -275,14 +275,23 @@ class StockRaft(SyncObj):  # type: ignore[misc]  # pysyncobj has no types
             for node in everyone:
                 table.setdefault(node, default)
 
-    def peer_answered(self, peer: NodeId, match: Index) -> None:
+    def peer_answered(self, peer: ReplicaId, match: Index) -> None:
         """A member's answer came, and its log matches up to there."""
         node = self._peer(peer)
         self._SyncObj__lastResponseTime[node] = self.now
         if match > self._SyncObj__raftMatchIndex[node]:
             self._SyncObj__raftMatchIndex[node] = match
 
-    def set_term(self, term: Term, vote: NodeId | None) -> None:
+    def silent_s(self, peer: ReplicaId) -> float:
+        """How long a member has not answered, or been known."""
+        last: float = self._SyncObj__lastResponseTime.get(self._peer(peer), float("-inf"))
+        return self.now - last
+
+    def peer_forgot(self, peer: ReplicaId) -> None:
+        """What a member has confirmed before counts no more."""
+        self._SyncObj__raftMatchIndex[self._peer(peer)] = 0
+
+    def set_term(self, term: Term, vote: ReplicaId | None) -> None:
         SyncObj._SyncObj__setCurrentTerm(self, term, vote)
 
     def set_role(self, role: int) -> None:
@@ -300,17 +309,17 @@ class StockRaft(SyncObj):  # type: ignore[misc]  # pysyncobj has no types
         return Term(self._SyncObj__raftCurrentTerm)
 
     @property
-    def vote(self) -> NodeId | None:
-        vote: NodeId | None = self._SyncObj__votedForNodeId
+    def vote(self) -> ReplicaId | None:
+        vote: ReplicaId | None = self._SyncObj__votedForNodeId
         return vote
 
     @property
-    def leader(self) -> NodeId | None:
+    def leader(self) -> ReplicaId | None:
         node = self._SyncObj__raftLeader
-        return None if node is None else NodeId(node.id)
+        return None if node is None else ReplicaId(node.id)
 
     @leader.setter
-    def leader(self, leader: NodeId | None) -> None:
+    def leader(self, leader: ReplicaId | None) -> None:
         self._SyncObj__raftLeader = None if leader is None else self._peer(leader)
 
     @property

@@ -11,9 +11,10 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 from rayqueue.errors import HandshakeError, IncompatibleVersionError
+from rayqueue.ids import ReplicaId
+from rayqueue.net.streams import Stream
 from rayqueue.protocol import hello
 from rayqueue.protocol.versions import Versions, agree
-from rayqueue.raft.stream import Stream
 from rayqueue.raft.transport import Transport
 
 
@@ -94,6 +95,9 @@ class ClientPort(Protocol):
 
 class ClientTransport(Transport, Protocol):
     """A transport that lets clients in."""
+
+    versions: dict[ReplicaId, int]
+    """Of the protocol, as each peer spoke it when it was last connected."""
 
     def serve_clients(self, port: ClientPort) -> None:
         """Hand clients over to ``port``. Until then they are strangers."""

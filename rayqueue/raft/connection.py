@@ -11,12 +11,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from enum import IntEnum
 
+from rayqueue.net.streams import Stream
 from rayqueue.protocol.hello import MAGIC as CLIENT_MAGIC
 from rayqueue.raft.clients import Guest
 from rayqueue.raft.handshake import MAX_HANDSHAKE_BYTES, Acceptor, Dialer
 from rayqueue.raft.messages import Message
 from rayqueue.raft.peers import Address, Peer
-from rayqueue.raft.stream import Stream
 from rayqueue.raft.wire import FrameReader
 
 
@@ -50,6 +50,7 @@ class Connection:
         "side",
         "stage",
         "stream",
+        "version",
     )
 
     def __init__(
@@ -81,6 +82,8 @@ class Connection:
         self._first_bytes = b""
         self.reader: FrameReader | None = None
         """Frames under way; only while STANDING."""
+        self.version = 0
+        """Of the protocol that both speak, once it is STANDING."""
 
     @property
     def closed(self) -> bool:
@@ -125,6 +128,7 @@ class Connection:
     def stand(self, reader: FrameReader) -> Iterator[Message]:
         """From now on frames are exchanged. Gives the messages that came along with the handshake's last bytes."""
         unread = b"" if self.side is None else self.side.unread
+        self.version = self.side.version if isinstance(self.side, Dialer | Acceptor) else 0
         self.side = None
         self.stage = Stage.STANDING
         self.reader = reader

@@ -24,7 +24,7 @@ What must be durable before what is sent:
 
 PySyncObj (``_pysyncobj.StockRaft``) runs elections, commit and step-down. The
 remedies for what it does wrong (docs/raft.md) are here and in the modules this one uses: ``election``
-(pre-vote, loyalty, one vote each), ``follower`` (never truncate a match),
+(pre-vote, loyalty, one vote each), ``doubt`` (a restored store), ``follower`` (never truncate a match),
 ``progress`` (probe, then pipeline), ``leadership`` (nothing outlives its term),
 ``members`` (one change at a time).
 
@@ -50,23 +50,25 @@ from rayqueue.errors import (
     LeadershipLostError,
     LearnerBehindError,
     MembershipError,
+    NotInSyncError,
     NotLeaderError,
     QueueFullError,
     RayQueueError,
     StorageError,
     TransferFailedError,
 )
-from rayqueue.ids import Index, NodeId
+from rayqueue.ids import Index, ReplicaId
 from rayqueue.log.store import MEMBERS, Checkpoint, Entry, LogStore
 from rayqueue.raft._pysyncobj import FOLLOWER, LEADER, MEMBERSHIP, NO_OP
-from rayqueue.raft.election import Elections
+from rayqueue.raft.doubt import Membership, WaryElections
 from rayqueue.raft.follower import Refused, accept
 from rayqueue.raft.leadership import Leadership, Transfer
 from rayqueue.raft.machine import StateMachine
-from rayqueue.raft.members import Members
 from rayqueue.raft.messages import (
+    Account,
     AppendEntries,
     AppendReply,
+    Inquiry,
     InstallSnapshot,
     Message,
     PreVote,
@@ -75,11 +77,14 @@ from rayqueue.raft.messages import (
     TimeoutNow,
     VoteReply,
 )
+from rayqueue.raft.replica_set import ReplicaSet
 from rayqueue.raft.room import Picture, heir, majority_has_room
 from rayqueue.raft.transport import Event, PeerDown, PeerUp, Received
 from rayqueue.records.checksum import entry_crc
 
 _MEMBERSHIP_TAG = bytes([MEMBERSHIP])
+_PROMOTED_HEARTBEATS = 5
+"""Who has not answered for longer is not made a voter."""
 
 
 class Done(Struct, frozen=True):
@@ -92,12 +97,12 @@ class Done(Struct, frozen=True):
 class Ready(Struct):
     """What one step wants from the outside world. See the module's text for the order."""
 
-    early: list[tuple[NodeId, Message]] = []
-    late: list[tuple[NodeId, Message]] = []
+    early: list[tuple[ReplicaId, Message]] = []
+    late: list[tuple[ReplicaId, Message]] = []
     done: list[Done] = []
 
 
-class RaftEngine(Elections):
+class RaftEngine(WaryElections):
     """One replica's part in its group."""
 
     def __init__(self, store: LogStore, machine: StateMachine, settings: RaftSettings, rng: Random, now: float) -> None:
@@ -106,25 +111,29 @@ class RaftEngine(Elections):
         self._heartbeat_due = False
         self._proposals: list[tuple[bytes, Any]] = []
         self._confirms: list[Any] = []
-        self._unreachable: set[NodeId] = set()
+        self._unreachable: set[ReplicaId] = set()
         self._tick_wanted = True  # something came that the stock engine must look at
         self._stirred = True  # something came that may give work
         self._disk_full = False
         self.halted = False
         """Nothing may be written any more, for good."""
+        self._abstains: str | None = None
         self._durable = store.last_index
         self._bytes_since_checkpoint = 0
         self._ready = Ready()
         super().__init__(store, settings, rng, now)
         self.members = self._stored_members(store.last_index)
         self._use_members(self.members)
+        self._resolve_doubt()  # if there is nobody to ask
+        if self._only_voter:  # there is nobody whose word to wait for
+            self._elect_now()
 
     @staticmethod
-    def bootstrap(store: LogStore, members: Members) -> None:
+    def bootstrap(store: LogStore, members: ReplicaSet) -> None:
         """Write a new group's first membership. Once in a group's life, the same at each first member."""
         if store.last_index or store.hard.term or store.get(MEMBERS, _index_key(Index(0))):
             raise MembershipError(
-                f"{store.group_id} exists already at {store.node_id}; it cannot be bootstrapped again"
+                f"{store.group_id} exists already at {store.replica_id}; it cannot be bootstrapped again"
             )
         store.put(MEMBERS, _index_key(Index(0)), members.encode())
         store.sync()
@@ -159,9 +168,41 @@ class RaftEngine(Elections):
         """What the next proposal becomes, if this replica leads."""
         return Index(self.store.last_index + len(self._proposals) + 1)
 
-    def match_of(self, peer: NodeId) -> Index:
+    def match_of(self, peer: ReplicaId) -> Index:
         """How far a follower's log is known to match, on the leader."""
         return self._leading().progress[peer].match
+
+    @property
+    def forgetful(self) -> frozenset[ReplicaId]:
+        """On the leader: members that have lost what they had confirmed to it."""
+        return self._leadership.forgetful if self._leadership is not None else frozenset()
+
+    @property
+    def in_sync(self) -> frozenset[ReplicaId]:
+        """On the leader: the replicas that are near the end of its log, itself included."""
+        leadership = self._leadership
+        return frozenset() if leadership is None else leadership.in_sync(self.now) | {self.replica_id}
+
+    @property
+    def lags(self) -> dict[ReplicaId, int]:
+        """On the leader: how many entries each of the others is not known to have."""
+        return {} if self._leadership is None else self._leadership.lags()
+
+    @property
+    def members_version(self) -> Index | None:
+        """The entry that made the membership what it is, which grows with each change; None if it is not committed."""
+        newest = next(self.store.scan(MEMBERS, reverse=True), None)
+        index = Index(0) if newest is None else _key_index(newest[0])
+        return None if index > self.commit else index
+
+    @property
+    def members_settled(self) -> bool:
+        """The membership is committed. Where its rows cannot be read, it is not known to be."""
+        try:
+            return self.members_version is not None
+        except DamagedLogError as error:
+            self.damaged(str(error))
+            return False
 
     def propose(self, payload: bytes, context: Any) -> None:
         """Append an entry. Raises before anything is written; afterwards the answer comes as ``Done``."""
@@ -189,20 +230,24 @@ class RaftEngine(Elections):
         self._confirms.append(context)
         self._stirred = True
 
-    def change_members(self, members: Members, context: Any) -> None:
+    def change_members(self, members: ReplicaSet, context: Any) -> None:
         """Replace the membership. One voter at a time, and never the leader itself."""
         leadership = self._leading()
         moved = members.voters ^ self.members.voters
         if len(moved) > 1:
             raise MembershipError("only one voter may change at a time", moved=sorted(moved))
-        if self.node_id not in members.voters:
+        if self.replica_id not in members.voters:
             raise MembershipError("a leader cannot remove itself: transfer the leadership first")
         if self._change_in_progress():
             raise ChangeInProgressError("the change before this one is not committed yet; retry")
         for node in members.voters - self.members.voters:
-            lag = self.store.last_index - leadership.progress[node].match if node in leadership.progress else None
+            known = leadership.progress.get(node)
+            lag = self.store.last_index - known.match if known is not None and known.match else None
             if lag is None or lag > self.settings.promote_lag_entries:
                 raise LearnerBehindError(f"{node} lacks {lag if lag is not None else 'all'} entries; wait", node=node)
+            if self.silent_s(node) * 1000 > _PROMOTED_HEARTBEATS * self.settings.heartbeat_ms:
+                # Beside a voter that is lost, one that is dead when it becomes a voter may leave no majority.
+                raise LearnerBehindError(f"{node} has not answered for {self.silent_s(node):.1f} s; wait", node=node)
         if any(payload[:1] == _MEMBERSHIP_TAG for payload, _ in self._proposals):
             raise ChangeInProgressError("the change before this one is not written yet; retry")
         self.propose(_MEMBERSHIP_TAG + members.encode(), context)
@@ -215,18 +260,44 @@ class RaftEngine(Elections):
         newest = next(self.store.scan(MEMBERS, reverse=True), None)
         return self.commit < self.noop_index or (newest is not None and _key_index(newest[0]) > self.commit)
 
-    def transfer_leadership(self, target: NodeId, now: float, context: Any) -> None:
+    def transfer_leadership(self, target: ReplicaId, now: float, context: Any) -> None:
         """Hand the leadership to a voter: it catches up, then is told to start an election.
 
-        Answered with None once this replica leads no more, or with the error that it still does.
+        Answered with None once this replica leads no more, or with the error that it still does. Nothing is taken
+        meanwhile, so one that is far behind, or away, is refused at once (``NotInSyncError``).
         """
         leadership = self._leading()
-        if target == self.node_id or target not in self.members.voters:
+        if target == self.replica_id or target not in self.members.voters:
             raise MembershipError(f"{target} cannot take over: it is not another voter", node=target)
         if leadership.transfer is not None:
             raise ChangeInProgressError(f"leadership is moving to {leadership.transfer.target} already")
-        leadership.transfer = Transfer(target, now + self.settings.election_timeout_max_ms / 1000, context)
+        lag = max(0, self.commit - leadership.progress[target].match)
+        if target in self._unreachable or lag > self.settings.promote_lag_entries:
+            why = "cannot be reached" if target in self._unreachable else f"lacks {lag} committed entries"
+            raise NotInSyncError(f"{target} {why}; it cannot lead now", node=target, lag=lag)
+        leadership.transfer = Transfer(target, now + self.settings.election_timeout_min_ms / 1000, context)
         self._stirred = True
+
+    def hand_over(self, now: float, context: Any) -> None:
+        """Let the voter lead that can take over soonest, before this replica is stopped on purpose.
+
+        Answered with None once this replica leads no more, at once if it does not lead; or with the error that it
+        still does, which a planned stop does not wait for.
+        """
+        leadership = self._leadership
+        if leadership is None:
+            self._answer(context, None)
+            return
+        able = {
+            peer: progress
+            for peer, progress in leadership.progress.items()
+            if peer in self.members.voters and peer not in self._unreachable
+        }
+        if not able:
+            raise TransferFailedError("no other voter can be reached")
+        # One whose disk is full would have to hand it on.
+        target = min(able, key=lambda peer: (able[peer].full, -able[peer].match, peer))
+        self.transfer_leadership(target, now, context)
 
     # -- the step ----------------------------------------------------------------------
 
@@ -245,8 +316,10 @@ class RaftEngine(Elections):
         match event:
             case PeerUp(peer):
                 self._unreachable.discard(peer)
+                self._inquire(peer)
                 if self._leadership is not None and peer in self._leadership.progress:
                     self._leadership.progress[peer].lost()
+                self._peer_came(peer)
             case PeerDown(peer, dead):
                 self._unreachable.add(peer)
                 if self._leadership is not None and peer in self._leadership.progress:
@@ -283,6 +356,7 @@ class RaftEngine(Elections):
         if leadership.transfer is not None:
             self._drive_transfer()
         if self._heartbeat_due:
+            leadership.look_at_followers(self.now)
             self._yield_for_space(leadership)
         self._replicate()
 
@@ -293,6 +367,7 @@ class RaftEngine(Elections):
             # A group of one commits by its own disk alone.
             self._stirred = self._tick_wanted = True
         self._disk_full = False
+        self._settle_doubt()
 
     def disk_full(self) -> None:
         """``sync`` failed. Entries that are not durable are given up: nobody was promised that they are here.
@@ -317,8 +392,8 @@ class RaftEngine(Elections):
             return False
         return self.store.full or not majority_has_room(self.members, leadership.full_peers)
 
-    def _full_replicas(self, leadership: Leadership) -> frozenset[NodeId]:
-        return leadership.full_peers | {self.node_id} if self.store.full else leadership.full_peers
+    def _full_replicas(self, leadership: Leadership) -> frozenset[ReplicaId]:
+        return leadership.full_peers | {self.replica_id} if self.store.full else leadership.full_peers
 
     def damaged(self, why: str) -> None:
         """Stored bytes are not what was written. Others have them: this replica stops leading at once, answers what
@@ -332,6 +407,18 @@ class RaftEngine(Elections):
             self.set_role(FOLLOWER)
             self.leader = None
 
+    def abstain(self, why: str) -> None:
+        """Nothing is damaged, but this replica can go on with its group no more. What it has stays as it is."""
+        self.halted, self._abstains = True, why
+        self._ready.early.clear()
+        if self.role != FOLLOWER:
+            self.set_role(FOLLOWER)
+        self.leader = None
+
+    @property
+    def doubted(self) -> str | None:
+        return self._abstains or super().doubted
+
     def halt(self, why: str) -> None:
         """Damage that ends writing, too: the replica also votes and acknowledges no more."""
         self.halted = True
@@ -342,14 +429,17 @@ class RaftEngine(Elections):
     def on_role_change(self, role: int) -> None:
         super().on_role_change(role)
         if role == LEADER:
-            peers = self.members.everyone - {self.node_id}
+            peers = self.members.everyone - {self.replica_id}
             self._leadership = Leadership(self.term, self.store, peers, self.settings)
+            self._leadership.set_learners(self.members.learners)
         elif self._leadership is not None:
             self._lose_leadership(self._leadership)
 
     def _lose_leadership(self, lost: Leadership) -> None:
         self._leadership = None
-        error = LeadershipLostError(f"{self.node_id} stopped leading before the outcome was known; ask the new leader")
+        error = LeadershipLostError(
+            f"{self.replica_id} stopped leading before the outcome was known; ask the new leader"
+        )
         for context, _ in lost.waiting.values():
             self._answer(context, error)
         for context in lost.abandoned() + self._confirms:
@@ -363,7 +453,9 @@ class RaftEngine(Elections):
 
     # -- messages ----------------------------------------------------------------------
 
-    def _take(self, sender: NodeId, message: Message) -> None:
+    def _take(self, sender: ReplicaId, message: Message) -> None:
+        if self._doubt is not None and self._doubt.floor is None and not isinstance(message, Inquiry | Account):
+            return
         # The two that come with every batch first.
         if type(message) is AppendEntries:
             self._stirred = True
@@ -389,8 +481,12 @@ class RaftEngine(Elections):
                     self._on_vote_reply(sender, message)
             case TimeoutNow():
                 self._on_timeout_now(sender, message)
+            case Inquiry():
+                self._on_inquiry(sender, message)
+            case Account():
+                self._on_account(sender, message)
 
-    def _on_append(self, sender: NodeId, message: AppendEntries) -> None:
+    def _on_append(self, sender: ReplicaId, message: AppendEntries) -> None:
         if not self._follow(sender, message.term):
             self._answer_the_past(sender)
             return
@@ -413,7 +509,7 @@ class RaftEngine(Elections):
             sender, AppendReply(self.term, True, message.prev_index, outcome.match, message.round, full)
         )
 
-    def _answer_the_past(self, sender: NodeId) -> None:
+    def _answer_the_past(self, sender: ReplicaId) -> None:
         """Tell a leader of an older term that there is a newer one, and nothing else.
 
         The sender may lead that newer term itself by now. Echoing the round of its old message would then confirm
@@ -425,13 +521,16 @@ class RaftEngine(Elections):
         """The leader's commit index, but never past what this very message proved to match."""
         return min(message.commit, Index(message.prev_index + len(message.entries)))
 
-    def _on_append_reply(self, sender: NodeId, reply: AppendReply) -> None:
+    def _on_append_reply(self, sender: ReplicaId, reply: AppendReply) -> None:
         leadership = self._leadership
         if reply.term > self.term:
             self._stirred = self._tick_wanted = True
             self._take_term(reply.term)
         elif leadership is not None and sender in leadership.progress and self._is_current(reply):
+            forgetful = leadership.forgetful
             match = leadership.take_reply(sender, reply)
+            if leadership.forgetful is not forgetful:
+                self.peer_forgot(sender)
             self.peer_answered(sender, match)
             if match > self.commit:
                 self._stirred = self._tick_wanted = True
@@ -442,7 +541,7 @@ class RaftEngine(Elections):
         """An answer to an earlier leadership of ours says nothing about the log as it is now."""
         return reply.term == self.term
 
-    def _on_snapshot(self, sender: NodeId, message: InstallSnapshot) -> None:
+    def _on_snapshot(self, sender: ReplicaId, message: InstallSnapshot) -> None:
         if not self._follow(sender, message.term):
             self._answer_the_past(sender)
             return
@@ -458,7 +557,7 @@ class RaftEngine(Elections):
         self.machine.restore(message.state)
         self.applied = self.commit = self._durable = message.index
         self._bytes_since_checkpoint = 0
-        self._use_members(Members.decode(message.members))
+        self._use_members(ReplicaSet.decode(message.members))
 
     # -- the leader's side --------------------------------------------------------------
 
@@ -473,6 +572,8 @@ class RaftEngine(Elections):
             entries.append(Entry(index, term, payload, entry_crc(index, term, payload)))
             leadership.waiting[index] = (context, len(payload))
         self.store.append(entries)
+        for budget in leadership.budgets.values():
+            budget.grant(sum(len(entry.payload) for entry in entries))
         for entry in entries:
             self._note_members(entry)
 
@@ -496,7 +597,7 @@ class RaftEngine(Elections):
             self._heartbeat_due = True
         if not self._leadership.confirming:
             return
-        for context in self._leadership.confirmed(self.node_id, self.members, self.applied):
+        for context in self._leadership.confirmed(self.replica_id, self.members, self.applied):
             self._answer(context, None)
 
     def _drive_transfer(self) -> None:
@@ -520,7 +621,7 @@ class RaftEngine(Elections):
             return
         match = {peer: known.match for peer, known in leadership.progress.items() if peer not in self._unreachable}
         full = self._full_replicas(leadership)
-        picture = Picture(self.node_id, self.members, full, match, self.commit, self.store.last_index, stuck)
+        picture = Picture(self.replica_id, self.members, full, match, self.commit, self.store.last_index, stuck)
         target = heir(picture)
         if target is not None:
             self._ready.early.append((target, TimeoutNow(self.term)))
@@ -590,17 +691,26 @@ class RaftEngine(Elections):
 
     # -- members ---------------------------------------------------------------------------
 
-    def _stored_members(self, index: Index) -> Members:
+    def _stored_members(self, index: Index) -> ReplicaSet:
         """The membership in force at ``index``."""
         for _, row in self.store.scan(MEMBERS, stop=_index_key(Index(index + 1)), reverse=True):
-            return Members.decode(row)
-        return Members(frozenset())
+            return ReplicaSet.decode(row)
+        return ReplicaSet(frozenset())
+
+    def _membership(self) -> Membership:
+        """Who may decide: the newest committed membership, or one that comes after it."""
+        voters: set[ReplicaId] = set()
+        for key, row in self.store.scan(MEMBERS, reverse=True):
+            voters |= ReplicaSet.decode(row).voters
+            if _key_index(key) <= self.commit:
+                return Membership(_key_index(key), frozenset(voters))
+        return Membership(Index(0), frozenset(voters))
 
     def _note_members(self, entry: Entry) -> None:
         """A membership counts from the moment its entry is in the log, committed or not."""
         if entry.payload[:1] == _MEMBERSHIP_TAG:
             self.store.put(MEMBERS, _index_key(entry.index), entry.payload[1:])
-            self._use_members(Members.decode(entry.payload[1:]))
+            self._use_members(ReplicaSet.decode(entry.payload[1:]))
 
     def _forget_members(self, first: Index) -> None:
         """The log was cut at ``first``: the memberships after it never happened."""
@@ -610,12 +720,13 @@ class RaftEngine(Elections):
         if keys:
             self._use_members(self._stored_members(Index(first - 1)))
 
-    def _use_members(self, members: Members) -> None:
+    def _use_members(self, members: ReplicaSet) -> None:
         self.members = members
         self._stirred = self._tick_wanted = True  # another majority may be reached already
-        self.set_peers(members.voters - {self.node_id}, members.learners - {self.node_id})
+        self.set_peers(members.voters - {self.replica_id}, members.learners - {self.replica_id})
         if self._leadership is not None:
-            self._leadership.set_peers(members.everyone - {self.node_id})
+            self._leadership.set_peers(members.everyone - {self.replica_id})
+            self._leadership.set_learners(members.learners)
 
     # -- small things ------------------------------------------------------------------------
 
@@ -626,9 +737,9 @@ class RaftEngine(Elections):
 
     def _not_leader(self) -> RayQueueError:
         where = f"; ask {self.leader}" if self.leader else "; no leader is known yet, retry"
-        return NotLeaderError(f"{self.node_id} does not lead{where}", leader=self.leader)
+        return NotLeaderError(f"{self.replica_id} does not lead{where}", leader=self.leader)
 
-    def send_after_sync(self, peer: NodeId, message: Message) -> None:
+    def send_after_sync(self, peer: ReplicaId, message: Message) -> None:
         self._ready.late.append((peer, message))
 
 

@@ -1,4 +1,4 @@
-"""How a follower takes entries: the append rule of Raft §5.3, and nothing else.
+"""The follower's append rule, of Raft §5.3, and nothing else.
 
 Two things the stock engine gets wrong are right here. Entries that match are
 kept, whatever the message says after them: an old message, sent again, must
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from rayqueue.errors import InvariantBrokenError
+from rayqueue.errors import LostHistoryError
 from rayqueue.ids import Index
 from rayqueue.log.store import Entry, LogStore
 from rayqueue.raft.messages import AppendEntries
@@ -61,8 +61,12 @@ def first_new(store: LogStore, entries: tuple[Entry, ...], commit: Index) -> int
         if term == entry.term:
             continue
         if entry.index <= commit:
-            raise InvariantBrokenError(
-                f"the leader would overwrite committed entry {entry.index} (term {term}) with one of term {entry.term}"
+            raise LostHistoryError(
+                f"the leader would overwrite committed entry {entry.index} (term {term}) with one of term {entry.term}:"
+                f" this replica alone has the committed entries {entry.index} to {commit}. They are kept here, and it"
+                " takes part in nothing. Save its directory, then have it replaced (docs/operations.md)",
+                first=entry.index,
+                last=commit,
             )
         return position
     return None

@@ -40,14 +40,15 @@ from enum import IntEnum
 from struct import Struct
 
 from rayqueue.errors import ConfigError, HandshakeError, IncompatibleVersionError
-from rayqueue.ids import GroupId, NodeId
+from rayqueue.ids import GroupId, ReplicaId
 from rayqueue.protocol.versions import Versions, agree
 
-SPEAKS = Versions(2, 2)
+SPEAKS = Versions(2, 3)
 """The versions of what replicas say to each other, of log entries and of checkpoints: a replica must be able to read
 what another one sends, and to apply it (docs/upgrades.md).
 
-2: a follower says that its disk is full (``AppendReply.full``), and the range is said. Version 1 was never released."""
+2: a follower says that its disk is full (``AppendReply.full``), and the range is said. Version 1 was never released.
+3: a replica whose store may be an older copy asks the others (``Inquiry``, ``Account``)."""
 NONCE_BYTES = 32
 INCARNATION_BYTES = 16
 NEVER_SEEN = bytes(NONCE_BYTES)
@@ -92,14 +93,14 @@ class Reason(IntEnum):
 class Identity:
     """Who a node says it is. ``incarnation`` is drawn once per process: a new one means a restart."""
 
-    node_id: NodeId
+    replica_id: ReplicaId
     group_id: GroupId
     host: str
     port: int
     incarnation: bytes
 
     def __post_init__(self) -> None:
-        for key, name in (("node_id", self.node_id), ("group_id", self.group_id), ("host", self.host)):
+        for key, name in (("replica_id", self.replica_id), ("group_id", self.group_id), ("host", self.host)):
             if not 0 < len(name.encode()) <= _MAX_NAME_BYTES:
                 raise ConfigError(f"{key} must have 1 to {_MAX_NAME_BYTES} bytes", key=key)
         if not 0 < self.port < 2**16:
@@ -179,7 +180,7 @@ class Dialer(_Side):
         self,
         me: Identity,
         secret: bytes,
-        wanted: NodeId,
+        wanted: ReplicaId,
         *,
         nonce: bytes,
         attempt: int,
@@ -194,7 +195,7 @@ class Dialer(_Side):
         self.proven = False
         """True once the Proof has left: the acceptor may count this connection as standing from now on."""
         fields = _HELLO_BODY.pack(*speaks, nonce, me.incarnation, attempt, last_seen, me.port)
-        self.hello = _message(_HELLO, fields + _names(me.group_id, me.node_id, me.host, wanted))
+        self.hello = _message(_HELLO, fields + _names(me.group_id, me.replica_id, me.host, wanted))
         self._challenge = b""
         self._proof = b""
         self._peer: Identity | None = None
@@ -251,14 +252,14 @@ class Dialer(_Side):
         if len(body) < _CHALLENGE_BODY.size:
             raise HandshakeError("malformed Challenge")
         _, _, nonce, incarnation, port = _CHALLENGE_BODY.unpack_from(body)
-        group_id, node_id, host = _parse_names(body[_CHALLENGE_BODY.size :], 3)
+        group_id, replica_id, host = _parse_names(body[_CHALLENGE_BODY.size :], 3)
         if group_id != self.me.group_id:
             raise HandshakeError("the acceptor belongs to another group", group=group_id)
-        if node_id != self.wanted or node_id == self.me.node_id:
-            raise HandshakeError(f"dialed {self.wanted}, reached {node_id!r}", peer=node_id)
+        if replica_id != self.wanted or replica_id == self.me.replica_id:
+            raise HandshakeError(f"dialed {self.wanted}, reached {replica_id!r}", peer=replica_id)
         if hmac.compare_digest(nonce, self._nonce):
             raise HandshakeError("the acceptor returned our own nonce")
-        self._peer = _identity(node_id, group_id, host, port, incarnation)
+        self._peer = _identity(replica_id, group_id, host, port, incarnation)
         self._connection_id = nonce
         self._challenge = whole
         self._proof = _message(_PROOF, self._mac(b"dialer", self.hello, whole))
@@ -324,20 +325,20 @@ class Acceptor(_Side):
         if len(body) < _HELLO_BODY.size:
             raise HandshakeError("malformed Hello")
         _, _, nonce, incarnation, attempt, last_seen, port = _HELLO_BODY.unpack_from(body)
-        group_id, node_id, host, wanted = _parse_names(body[_HELLO_BODY.size :], 4)
+        group_id, replica_id, host, wanted = _parse_names(body[_HELLO_BODY.size :], 4)
         if group_id != self.me.group_id:
             raise self._refusal(Reason.GROUP, "the dialer belongs to another group", group=group_id)
-        if node_id == self.me.node_id:
+        if replica_id == self.me.replica_id:
             raise self._refusal(Reason.OWN_ID, "the dialer claims this node's own id")
-        if wanted != self.me.node_id:
+        if wanted != self.me.replica_id:
             raise self._refusal(Reason.WRONG_PEER, f"the dialer wants {wanted!r}", wanted=wanted)
         if hmac.compare_digest(nonce, self._nonce):
             raise HandshakeError("the dialer returned our own nonce")
-        self._said = Claim(_identity(node_id, group_id, host, port, incarnation), attempt, last_seen)
+        self._said = Claim(_identity(replica_id, group_id, host, port, incarnation), attempt, last_seen)
         self._hello = whole
         me = self.me
         fields = _CHALLENGE_BODY.pack(*self.speaks, self._nonce, me.incarnation, me.port)
-        self._challenge = _message(_CHALLENGE, fields + _names(me.group_id, me.node_id, me.host))
+        self._challenge = _message(_CHALLENGE, fields + _names(me.group_id, me.replica_id, me.host))
         return self._challenge
 
     def _refusal(self, reason: Reason, why: str, **details: object) -> HandshakeError:
@@ -371,8 +372,8 @@ def _parse_names(data: bytes, count: int) -> list[str]:
     return names
 
 
-def _identity(node_id: str, group_id: str, host: str, port: int, incarnation: bytes) -> Identity:
+def _identity(replica_id: str, group_id: str, host: str, port: int, incarnation: bytes) -> Identity:
     try:
-        return Identity(NodeId(node_id), GroupId(group_id), host, port, incarnation)
+        return Identity(ReplicaId(replica_id), GroupId(group_id), host, port, incarnation)
     except ConfigError as error:
         raise HandshakeError(f"the other side's identity is not valid: {error}") from error

@@ -11,7 +11,7 @@ that were acknowledged, see docs/raft.md), so their entrances are closed.
 from __future__ import annotations
 
 from rayqueue.errors import InvariantBrokenError
-from rayqueue.ids import Index, NodeId, Term
+from rayqueue.ids import Index, ReplicaId, Term
 from rayqueue.log.store import Entry, HardState, LogStore
 from rayqueue.records.checksum import entry_crc
 
@@ -46,7 +46,7 @@ class StoreJournal:
         return max(self._store.hard.commit, self._store.applied)
 
     def setCurrentTerm(self, term: int, votedForNodeId: str | None) -> None:  # noqa: N802, N803
-        vote = None if votedForNodeId is None else NodeId(votedForNodeId)
+        vote = None if votedForNodeId is None else ReplicaId(votedForNodeId)
         self._store.set_hard(HardState(Term(term), vote, self._store.hard.commit))
 
     def getCurrentTerm(self) -> int:  # noqa: N802

@@ -1,4 +1,4 @@
-"""What a leader keeps for the length of one term.
+"""A leadership: all that a leader keeps for the length of one term.
 
 Owns the followers' progress, the numbered rounds that prove leadership, and a
 pending transfer. It is made when the term is won and thrown away when it is
@@ -13,18 +13,19 @@ from typing import Any
 
 from rayqueue.config import RaftSettings
 from rayqueue.errors import InvariantBrokenError
-from rayqueue.ids import Index, NodeId, Term
+from rayqueue.ids import Index, ReplicaId, Term
 from rayqueue.log.store import Entry, LogStore
-from rayqueue.raft.members import Members
+from rayqueue.raft.budget import Budget
 from rayqueue.raft.messages import AppendEntries, AppendReply, InstallSnapshot, Message
 from rayqueue.raft.progress import Pace, Progress
+from rayqueue.raft.replica_set import ReplicaSet
 
 
 @dataclass(slots=True)
 class Transfer:
     """Leadership is on its way to ``target``; given up at ``deadline_s``."""
 
-    target: NodeId
+    target: ReplicaId
     deadline_s: float
     context: Any
     asked: bool = False
@@ -33,18 +34,23 @@ class Transfer:
 class Leadership:
     """One won term."""
 
-    def __init__(self, term: Term, store: LogStore, peers: Iterable[NodeId], settings: RaftSettings) -> None:
+    def __init__(self, term: Term, store: LogStore, peers: Iterable[ReplicaId], settings: RaftSettings) -> None:
         self.term = term
         self.inherited = store.last_index
         """The last entry that it has from others."""
-        self.progress: dict[NodeId, Progress] = {}
+        self.progress: dict[ReplicaId, Progress] = {}
         self.round = 0
         self.transfer: Transfer | None = None
         self.uncommitted_bytes = 0
         self.waiting: dict[Index, tuple[Any, int]] = {}
         self.confirming: list[tuple[int, Index, Any]] = []
-        self.full_peers: frozenset[NodeId] = frozenset()
+        self.full_peers: frozenset[ReplicaId] = frozenset()
         """Those whose disks have room for small entries only."""
+        self.forgetful: frozenset[ReplicaId] = frozenset()
+        """Those that have lost what they had confirmed in this term. They must be replaced: they may have forgotten
+        votes, too."""
+        self.budgets: dict[ReplicaId, Budget] = {}
+        """Of learners, if what they are sent is bounded (``raft.catch_up_bytes_per_s``)."""
         self.commit_before = Index(0)
         """The commit index at the last heartbeat."""
         self._store = store
@@ -52,7 +58,7 @@ class Leadership:
         self._snapshot_retry_s = settings.snapshot_retry_ms / 1000
         self.set_peers(peers)
 
-    def set_peers(self, peers: Iterable[NodeId]) -> None:
+    def set_peers(self, peers: Iterable[ReplicaId]) -> None:
         peers = set(peers)
         for gone in self.progress.keys() - peers:
             del self.progress[gone]
@@ -60,22 +66,35 @@ class Leadership:
         for peer in sorted(peers - self.progress.keys()):
             self.progress[peer] = Progress(self._store.last_index + 1, self._settings.window_bytes)
 
-    def take_reply(self, peer: NodeId, reply: AppendReply) -> Index:
+    def set_learners(self, learners: Iterable[ReplicaId]) -> None:
+        bytes_per_s = self._settings.catch_up_bytes_per_s
+        if bytes_per_s is not None:
+            self.budgets = {each: self.budgets.get(each) or Budget(bytes_per_s) for each in learners}
+
+    def take_reply(self, peer: ReplicaId, reply: AppendReply) -> Index:
         """An answer of this very term from a member. Returns how far its log matches."""
         progress = self.progress[peer]
         if reply.full != progress.full:
             progress.full = reply.full
             self.full_peers = frozenset(each for each, known in self.progress.items() if known.full)
         progress.acked_round = max(progress.acked_round, reply.round)
+        progress.heard = True
         if not reply.success:
-            progress.refused(reply.prev_index, reply.match)
+            if not progress.denies(reply.prev_index, reply.match):
+                progress.refused(reply.prev_index, reply.match)
+            elif progress.doubted_in is None:
+                self.round += 1
+                progress.doubt(self.round)
+            elif reply.round >= progress.doubted_in:
+                progress.forgot(reply.match)
+                self.forgetful |= {peer}
         elif reply.match > self._store.last_index:
             raise InvariantBrokenError(f"{peer} claims to match entry {reply.match}, which does not exist")
         else:
             progress.confirmed(reply.match)
         return progress.match
 
-    def has_use_for(self, peer: NodeId, reply: AppendReply) -> bool:
+    def has_use_for(self, peer: ReplicaId, reply: AppendReply) -> bool:
         """False if this answer gives the leader nothing to do: all is sent, and nobody waits for a round."""
         progress = self.progress[peer]
         return (
@@ -86,17 +105,32 @@ class Leadership:
             or self.transfer is not None
         )
 
+    def look_at_followers(self, now: float) -> None:
+        for progress in self.progress.values():
+            progress.look(now, self._store.last_index)
+
+    def in_sync(self, now: float) -> frozenset[ReplicaId]:
+        """Followers that are near the end: each had, ``in_sync_ms`` ago at most, all that the leader had."""
+        since = now - self._settings.in_sync_ms / 1000
+        return frozenset(peer for peer, progress in self.progress.items() if progress.caught_up_s >= since)
+
+    def lags(self) -> dict[ReplicaId, int]:
+        """Entries that each follower is not known to have. Those whose log is not known yet are left out."""
+        last = self._store.last_index
+        known = {peer: progress.match for peer, progress in self.progress.items() if progress.match}
+        return {peer: last - match for peer, match in known.items()}
+
     # -- sending -----------------------------------------------------------------
 
     def outgoing(
-        self, commit: Index, now: float, heartbeat: bool, unreachable: set[NodeId]
-    ) -> Iterator[tuple[NodeId, Message]]:
+        self, commit: Index, now: float, heartbeat: bool, unreachable: set[ReplicaId]
+    ) -> Iterator[tuple[ReplicaId, Message]]:
         """Everything that may be sent now. With ``heartbeat``, at least one message for each peer."""
         for peer, progress in self.progress.items():
             if peer in unreachable:
                 continue
             silent = True
-            for message in self._for_peer(progress, commit, now):
+            for message in self._for_peer(progress, commit, now, self.budgets.get(peer)):
                 silent = False
                 yield peer, message
             if silent and heartbeat:
@@ -104,7 +138,7 @@ class Leadership:
                 prev = Index(max(progress.next - 1, self._store.base_index))
                 yield peer, self._entries(prev, commit, ())
 
-    def _for_peer(self, progress: Progress, commit: Index, now: float) -> Iterator[Message]:
+    def _for_peer(self, progress: Progress, commit: Index, now: float, budget: Budget | None) -> Iterator[Message]:
         store = self._store
         # The log may have been trimmed past what this follower was being asked about.
         if progress.pace is Pace.SNAPSHOT or progress.next <= store.base_index:
@@ -116,11 +150,16 @@ class Leadership:
                 progress.asked = True
                 yield self._entries(Index(progress.next - 1), commit, ())
             elif progress.next <= store.last_index:
+                if budget is not None and not budget.is_open(now):
+                    return
                 entries = self._next_entries(progress)
                 if not entries:
                     return
                 message = self._entries(Index(progress.next - 1), commit, entries)
-                progress.sent(entries[-1].index, sum(len(entry.payload) for entry in entries))
+                size_bytes = sum(len(entry.payload) for entry in entries)
+                progress.sent(entries[-1].index, size_bytes)
+                if budget is not None:
+                    budget.spend(size_bytes)
                 yield message
             else:
                 return
@@ -154,7 +193,7 @@ class Leadership:
         self.round += 1
         self.confirming.append((self.round, commit, context))
 
-    def confirmed(self, self_id: NodeId, members: Members, applied: Index) -> list[Any]:
+    def confirmed(self, self_id: ReplicaId, members: ReplicaSet, applied: Index) -> list[Any]:
         """Contexts of the questions that a majority has answered, once all that was committed then is applied."""
         done = []
         while self.confirming:

@@ -1,4 +1,4 @@
-"""What the Raft engine drives: a deterministic state machine.
+"""The interface of a state machine, which the Raft engine drives: deterministic, and without I/O.
 
 ``apply`` gets each committed entry exactly once, in order, on every replica.
 It must depend on nothing but the machine's state and the payload: no clock,

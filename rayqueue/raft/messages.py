@@ -1,4 +1,4 @@
-"""What replicas of one group say to each other.
+"""Messages between the replicas of one group.
 
 Every message carries the sender's term: whoever receives one can tell whether
 it belongs to the leadership he knows, to an older one (drop it) or to a newer
@@ -87,6 +87,34 @@ class TimeoutNow(Struct, frozen=True, gc=False):
     term: Term
 
 
+class Inquiry(Struct, frozen=True, gc=False):
+    """How far are you? From a replica whose store may be an older copy of itself (``rayqueue.raft.doubt``)."""
+
+    term: Term
+    nonce: int
+
+
+class Account(Struct, frozen=True, gc=False):
+    """The end of the answerer's log, durable. ``members``: all who vote by its newest committed membership, which is
+    entry ``members_index``, or by one after it."""
+
+    term: Term
+    nonce: int
+    last_index: Index
+    last_term: Term
+    members_index: Index
+    members: bytes
+
+
 Message: TypeAlias = (
-    PreVote | PreVoteReply | RequestVote | VoteReply | AppendEntries | AppendReply | InstallSnapshot | TimeoutNow
+    PreVote
+    | PreVoteReply
+    | RequestVote
+    | VoteReply
+    | AppendEntries
+    | AppendReply
+    | InstallSnapshot
+    | TimeoutNow
+    | Inquiry
+    | Account
 )

@@ -1,4 +1,4 @@
-"""What a transport remembers of each peer, and which connection to it counts.
+"""Peers of a transport: what it remembers of each, and which connection to it counts.
 
 Owns the peer's addresses, its back-off, its counters and the rule below. Does
 no I/O and reads no clock.
@@ -29,7 +29,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Generic, TypeAlias, TypeVar
 
-from rayqueue.ids import NodeId
+from rayqueue.ids import ReplicaId
+from rayqueue.net.backoff import longest_s
 from rayqueue.raft.handshake import NEVER_SEEN, Claim
 
 Address: TypeAlias = tuple[str, int]
@@ -54,7 +55,7 @@ class Standing:
     incarnation: bytes
 
 
-def verdict(claim: Claim, me: NodeId, standing: Standing | None, crossing_incarnation: bytes | None) -> Verdict:
+def verdict(claim: Claim, me: ReplicaId, standing: Standing | None, crossing_incarnation: bytes | None) -> Verdict:
     """What to do with a dialer that has proven its claim. ``crossing_incarnation``: the peer process to which our own
     dial has sent its proof and waits for the welcome, if there is one."""
     peer = claim.peer
@@ -64,7 +65,7 @@ def verdict(claim: Claim, me: NodeId, standing: Standing | None, crossing_incarn
         if standing.dialed_by_us:
             return Verdict.REPLACE if claim.last_seen == standing.connection_id else Verdict.REFUSE
         return Verdict.REPLACE if claim.attempt > standing.attempt else Verdict.REFUSE
-    if crossing_incarnation == peer.incarnation and me < peer.node_id:
+    if crossing_incarnation == peer.incarnation and me < peer.replica_id:
         return Verdict.REFUSE
     return Verdict.WELCOME
 
@@ -90,7 +91,7 @@ ConnectionT = TypeVar("ConnectionT")
 class Peer(Generic[ConnectionT]):
     """One peer. ``connection`` stands; ``dial`` is under way."""
 
-    node_id: NodeId
+    replica_id: ReplicaId
     connection: ConnectionT | None = None
     standing: Standing | None = None
     dial: ConnectionT | None = None
@@ -137,9 +138,8 @@ class Peer(Generic[ConnectionT]):
 
     def back_off(self, now: float, min_ms: int, max_ms: int, jitter: float) -> None:
         """Dial later: twice as late after each failure. ``jitter``, in [0, 1), keeps dials from crossing for ever."""
-        delay_ms = min(max_ms, min_ms * 2 ** min(self.failures, 32))
+        self.next_dial_at = now + longest_s(min_ms, max_ms, self.failures) * (0.5 + 0.5 * jitter)
         self.failures += 1
-        self.next_dial_at = now + delay_ms / 1000 * (0.5 + 0.5 * jitter)
 
     def stats(self, queued_bytes: int) -> PeerStats:
         return PeerStats(

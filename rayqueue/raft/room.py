@@ -1,4 +1,4 @@
-"""Who should lead where disks are full. Pure: looks at what a leader knows, says nothing to anybody.
+"""Room on disks: who should lead where some are full. Pure: looks at what a leader knows, says nothing to anybody.
 
 A replica whose disk is full still takes what is small: votes, positions of
 groups, trims. So a group whose majority is full has a leader, who refuses
@@ -17,19 +17,19 @@ from __future__ import annotations
 from collections.abc import Mapping, Set
 from dataclasses import dataclass
 
-from rayqueue.ids import Index, NodeId
-from rayqueue.raft.members import Members
+from rayqueue.ids import Index, ReplicaId
+from rayqueue.raft.replica_set import ReplicaSet
 
 
 @dataclass(frozen=True, slots=True)
 class Picture:
     """What a leader knows of its group's disks."""
 
-    me: NodeId
-    members: Members
-    full: Set[NodeId]
+    me: ReplicaId
+    members: ReplicaSet
+    full: Set[ReplicaId]
     """Replicas that have room for small entries only; the leader may be among them."""
-    match: Mapping[NodeId, Index]
+    match: Mapping[ReplicaId, Index]
     """How far the logs of the others that can be reached are known to match."""
     commit: Index
     last_index: Index
@@ -37,11 +37,11 @@ class Picture:
     """Nothing was committed since the last heartbeat."""
 
 
-def majority_has_room(members: Members, full: Set[NodeId]) -> bool:
+def majority_has_room(members: ReplicaSet, full: Set[ReplicaId]) -> bool:
     return members.is_majority(members.voters - full)
 
 
-def heir(picture: Picture) -> NodeId | None:
+def heir(picture: Picture) -> ReplicaId | None:
     """Who should lead instead; None if the leader should go on."""
     members, match = picture.members, picture.match
     others = sorted(peer for peer in match if peer in members.voters)
@@ -56,6 +56,6 @@ def heir(picture: Picture) -> NodeId | None:
     return min(able, key=lambda peer: match[peer], default=None)
 
 
-def _could_win(peer: NodeId, picture: Picture) -> bool:
+def _could_win(peer: ReplicaId, picture: Picture) -> bool:
     match = picture.match
     return picture.members.is_majority(other for other in match if match[other] <= match[peer])

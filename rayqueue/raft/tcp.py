@@ -40,7 +40,8 @@ from collections.abc import Callable, Mapping
 
 from rayqueue.config import TransportSettings
 from rayqueue.errors import ConfigError, HandshakeError, TransportError
-from rayqueue.ids import GroupId, NodeId
+from rayqueue.ids import GroupId, ReplicaId
+from rayqueue.net.streams import Stream, TlsContexts, TlsStream, Waker, dial, is_numeric, listen, tls_contexts, tune
 from rayqueue.raft.clients import ClientPort, Guest
 from rayqueue.raft.connection import Connection, Stage
 from rayqueue.raft.handshake import (
@@ -55,9 +56,8 @@ from rayqueue.raft.handshake import (
 )
 from rayqueue.raft.messages import Message
 from rayqueue.raft.peers import Address, Peer, PeerStats, Standing, Verdict, verdict
-from rayqueue.raft.stream import Stream, TlsContexts, TlsStream, Waker, dial, is_numeric, listen, tls_contexts, tune
 from rayqueue.raft.transport import Event, PeerDown, PeerUp, Received, Transport
-from rayqueue.raft.wire import FrameReader, encode
+from rayqueue.raft.wire import FrameReader, encode, oldest_version
 
 __all__ = ["PeerStats", "TcpTransport", "TlsContexts", "tls_contexts"]
 
@@ -76,7 +76,7 @@ class TcpTransport(Transport):
 
     def __init__(
         self,
-        node_id: NodeId,
+        replica_id: ReplicaId,
         group_id: GroupId,
         secret: bytes,
         host: str,
@@ -94,7 +94,7 @@ class TcpTransport(Transport):
         self._tls = tls
         self._rng = rng or random.Random()  # noqa: S311  # jitter only
         self._clock = clock
-        self._peers: dict[NodeId, Peer[Connection]] = {}
+        self._peers: dict[ReplicaId, Peer[Connection]] = {}
         self._unproven: dict[Connection, None] = {}  # accepted, nothing proven yet; oldest first
         self._events: list[Event] = []
         self._half_read: list[Connection] = []
@@ -106,6 +106,8 @@ class TcpTransport(Transport):
         self._complain_again_at: dict[str, float] = {}
         self._scratch = memoryview(bytearray(MAX_HANDSHAKE_BYTES))
         self._closed = False
+        self.versions: dict[ReplicaId, int] = {}
+        """Of the protocol, as each peer spoke it when it was last connected."""
         self.handshake_failures = 0
         """Connections, ours and others', that ended before they stood, for whatever reason."""
 
@@ -117,7 +119,7 @@ class TcpTransport(Transport):
                 raise ConfigError(
                     f"peers cannot dial {told}: give an address as advertised_host", key="advertised_host"
                 )
-            self._me = Identity(node_id, group_id, told, bound_port, secrets.token_bytes(INCARNATION_BYTES))
+            self._me = Identity(replica_id, group_id, told, bound_port, secrets.token_bytes(INCARNATION_BYTES))
         except ConfigError:
             self._listener.close()
             raise
@@ -132,17 +134,17 @@ class TcpTransport(Transport):
     def address(self) -> Address:
         return self._me.host, self._me.port
 
-    def set_peers(self, addresses: Mapping[NodeId, Address]) -> None:
-        for node_id, (host, port) in addresses.items():
+    def set_peers(self, addresses: Mapping[ReplicaId, Address]) -> None:
+        for replica_id, (host, port) in addresses.items():
             if not is_numeric(host) or not 0 < port < 2**16:
-                raise ConfigError(f"{node_id} has no numeric address: {host}:{port}", key="peers")
+                raise ConfigError(f"{replica_id} has no numeric address: {host}:{port}", key="peers")
         now = self._clock()
         for peer in list(self._peers.values()):
-            if peer.named is not None and peer.node_id not in addresses:
+            if peer.named is not None and peer.replica_id not in addresses:
                 self._forget(peer)
-        for node_id, (host, port) in addresses.items():
-            if node_id != self._me.node_id:
-                self._peers.setdefault(node_id, Peer(node_id)).name((host, port), now)
+        for replica_id, (host, port) in addresses.items():
+            if replica_id != self._me.replica_id:
+                self._peers.setdefault(replica_id, Peer(replica_id)).name((host, port), now)
         self._timer_at = now
 
     def serve_clients(self, port: ClientPort) -> None:
@@ -150,12 +152,12 @@ class TcpTransport(Transport):
         port.attach(self._selector)
         self._clients = port
 
-    def send(self, peer: NodeId, message: Message) -> bool:
+    def send(self, peer: ReplicaId, message: Message) -> bool:
         known = self._peers.get(peer)
         if known is None:
             return False
         connection = known.connection
-        if connection is None or connection.broken is not None:
+        if connection is None or connection.broken is not None or connection.version < oldest_version(message):
             known.dropped_messages += 1
             return False
         buffers = encode(message)
@@ -241,9 +243,9 @@ class TcpTransport(Transport):
         self._listener.close()
         self._waker.close()
 
-    def stats(self) -> dict[NodeId, PeerStats]:
+    def stats(self) -> dict[ReplicaId, PeerStats]:
         return {
-            peer.node_id: peer.stats(0 if peer.connection is None else peer.connection.stream.queued_bytes)
+            peer.replica_id: peer.stats(0 if peer.connection is None else peer.connection.stream.queued_bytes)
             for peer in self._peers.values()
         }
 
@@ -285,7 +287,7 @@ class TcpTransport(Transport):
             budget -= count
             for message in reader.messages(count):
                 peer.received_messages += 1
-                self._events.append(Received(peer.node_id, message))
+                self._events.append(Received(peer.replica_id, message))
             if count < len(space):
                 return
         if stream.has_more:
@@ -373,7 +375,7 @@ class TcpTransport(Transport):
             return Dialer(
                 self._me,
                 self._secret,
-                peer.node_id,
+                peer.replica_id,
                 nonce=secrets.token_bytes(NONCE_BYTES),
                 attempt=attempt,
                 last_seen=peer.last_seen,
@@ -413,28 +415,28 @@ class TcpTransport(Transport):
         claim = side.claim
         if claim is None:
             return
-        node_id = claim.peer.node_id
-        peer = self._peers.get(node_id)
+        replica_id = claim.peer.replica_id
+        peer = self._peers.get(replica_id)
         if peer is None:
             unnamed = sum(known.named is None for known in self._peers.values())
             if unnamed >= self._settings.max_unnamed_peers:
                 self._refuse(connection, side, Reason.BUSY)
                 return
-            peer = Peer(node_id)
+            peer = Peer(replica_id)
         ours = None if peer.dial is None else peer.dial.side
         crossing = ours.peer.incarnation if isinstance(ours, Dialer) and ours.proven else None
-        decision = verdict(claim, self._me.node_id, peer.standing, crossing)
+        decision = verdict(claim, self._me.replica_id, peer.standing, crossing)
         if decision is Verdict.REFUSE:
             self._refuse(connection, side, Reason.DUPLICATE)
             return
         connection.say(side.welcome())
-        self._peers[node_id] = peer
+        self._peers[replica_id] = peer
         for other in (peer.dial, peer.connection):
             if other is not None:
                 self._hang_up(other)
         peer.dial = None
         if decision is Verdict.RESTARTED:
-            self._events.append(PeerDown(node_id, dead=True))
+            self._events.append(PeerDown(replica_id, dead=True))
         if is_numeric(claim.peer.host):
             peer.learned = peer.reached = (claim.peer.host, claim.peer.port)
         standing = Standing(side.connection_id, False, claim.attempt, claim.peer.incarnation)
@@ -454,12 +456,14 @@ class TcpTransport(Transport):
         peer.maybe_alive = False
         peer.connections += 1
         if news:
-            self._events.append(PeerUp(peer.node_id))
+            self._events.append(PeerUp(peer.replica_id))
         reader = FrameReader(self._settings.max_frame_bytes, self._settings.read_buffer_bytes)
         peer.received_bytes += 0 if connection.side is None else len(connection.side.unread)
-        for message in connection.stand(reader):
+        early = connection.stand(reader)
+        self.versions[peer.replica_id] = connection.version
+        for message in early:
             peer.received_messages += 1
-            self._events.append(Received(peer.node_id, message))
+            self._events.append(Received(peer.replica_id, message))
         self._read(connection)
 
     def _lost(self, connection: Connection, error: Exception | None) -> None:
@@ -482,16 +486,16 @@ class TcpTransport(Transport):
             # long. Anything else (a timeout, no route, a bad frame) says nothing about the process.
             dead = error is None or isinstance(error, ConnectionResetError | BrokenPipeError | ssl.SSLEOFError)
             if error is not None and not dead:
-                self._complain("lost the connection with %s: %s", peer.node_id, error)
+                self._complain("lost the connection with %s: %s", peer.replica_id, error)
             self._down(peer, dead=dead)
 
     def _down(self, peer: Peer[Connection], *, dead: bool) -> None:
         peer.connection = None
         peer.standing = None
         peer.maybe_alive = not dead
-        self._events.append(PeerDown(peer.node_id, dead=dead))
+        self._events.append(PeerDown(peer.replica_id, dead=dead))
         if peer.named is None:
-            del self._peers[peer.node_id]
+            del self._peers[peer.replica_id]
             return
         now = self._clock()
         if now - peer.up_since >= self._settings.stable_ms / 1000:
@@ -507,18 +511,18 @@ class TcpTransport(Transport):
             self._hang_up(peer.dial)
         if peer.connection is not None:
             self._hang_up(peer.connection)
-            self._events.append(PeerDown(peer.node_id, dead=False))
-        del self._peers[peer.node_id]
+            self._events.append(PeerDown(peer.replica_id, dead=False))
+        del self._peers[peer.replica_id]
 
     def _dial_failed(self, peer: Peer[Connection], address: Address | None, error: Exception | None) -> None:
         if isinstance(error, ConnectionRefusedError) and address == peer.reached and peer.maybe_alive:
             peer.maybe_alive = False
-            self._events.append(PeerDown(peer.node_id, dead=True))
+            self._events.append(PeerDown(peer.replica_id, dead=True))
         if not isinstance(error, HandshakeError) or error.details.get("reason") is not Reason.DUPLICATE:
-            self._not_proven(peer.node_id, error)
+            self._not_proven(peer.replica_id, error)
         self._retry_later(peer, self._clock())
 
-    def _not_proven(self, dialed: NodeId | None, error: Exception | None) -> None:
+    def _not_proven(self, dialed: ReplicaId | None, error: Exception | None) -> None:
         self.handshake_failures += 1
         # One that merely hung up may have noticed that two dials crossed.
         if isinstance(error, HandshakeError | ssl.SSLError) and not isinstance(error, ssl.SSLEOFError):
@@ -562,4 +566,4 @@ class TcpTransport(Transport):
         now = self._clock()
         if now >= self._complain_again_at.get(text, now):
             self._complain_again_at[text] = now + _COMPLAINT_INTERVAL_S
-            _log.warning("%s: " + text, self._me.node_id, *values)
+            _log.warning("%s: " + text, self._me.replica_id, *values)

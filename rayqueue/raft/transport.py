@@ -1,4 +1,4 @@
-"""How a replica reaches its peers: the small interface under the engine.
+"""The transport to a replica's peers: the small interface under the engine.
 
 Owns nothing; ``rayqueue.raft.tcp`` is the real one. A transport never blocks,
 never grows without bound (a peer that does not keep up loses messages, which
@@ -12,26 +12,26 @@ from typing import Protocol, TypeAlias
 
 from msgspec import Struct
 
-from rayqueue.ids import NodeId
+from rayqueue.ids import ReplicaId
 from rayqueue.raft.messages import Message
 
 
 class Received(Struct, frozen=True, gc=False):
-    sender: NodeId
+    sender: ReplicaId
     message: Message
 
 
 class PeerUp(Struct, frozen=True, gc=False):
     """A connection to this peer stands; messages sent now have a chance."""
 
-    peer: NodeId
+    peer: ReplicaId
 
 
 class PeerDown(Struct, frozen=True, gc=False):
     """The connection is gone. ``dead``: the peer's process is known to be gone, not only the connection
     (its socket was closed or its port refuses)."""
 
-    peer: NodeId
+    peer: ReplicaId
     dead: bool
 
 
@@ -45,10 +45,10 @@ class Transport(Protocol):
     def address(self) -> tuple[str, int]:
         """Where this replica listens."""
 
-    def set_peers(self, addresses: Mapping[NodeId, tuple[str, int]]) -> None:
+    def set_peers(self, addresses: Mapping[ReplicaId, tuple[str, int]]) -> None:
         """Who to keep connections with, and where. Peers not named any more are dropped."""
 
-    def send(self, peer: NodeId, message: Message) -> bool:
+    def send(self, peer: ReplicaId, message: Message) -> bool:
         """Queue a message. False if it was dropped: no connection, or its queue is full."""
 
     def poll(self, timeout_s: float) -> list[Event]:

@@ -39,8 +39,10 @@ from rayqueue.ids import Index, Term
 from rayqueue.log.store import Entry
 from rayqueue.protocol.receiving import ReceiveBuffer
 from rayqueue.raft.messages import (
+    Account,
     AppendEntries,
     AppendReply,
+    Inquiry,
     InstallSnapshot,
     Message,
     PreVote,
@@ -49,6 +51,7 @@ from rayqueue.raft.messages import (
     TimeoutNow,
     VoteReply,
 )
+from rayqueue.raft.replica_set import ReplicaSet
 from rayqueue.records.checksum import crc32c, entry_crc
 
 Buffer: TypeAlias = bytes | memoryview
@@ -62,6 +65,7 @@ _MIN_LENGTH = _HEAD - _LENGTH_BYTES
 
 _PRE_VOTE, _PRE_VOTE_REPLY, _REQUEST_VOTE, _VOTE_REPLY = 1, 2, 3, 4
 _APPEND, _APPEND_REPLY, _SNAPSHOT, _TIMEOUT_NOW = 5, 6, 7, 8
+_INQUIRY, _ACCOUNT = 9, 10
 
 _PRE_VOTE_BODY = Struct("<QQQ")  # term, last_index, last_term
 _PRE_VOTE_REPLY_BODY = Struct("<QQB")  # term, for_term, granted
@@ -71,11 +75,13 @@ _APPEND_BODY = Struct("<QQQQQI")  # term, prev_index, prev_term, commit, round, 
 _APPEND_REPLY_BODY = Struct("<QBQQQ")  # term, success and full, prev_index, match, round
 _SNAPSHOT_BODY = Struct("<QQQQII")  # term, index, index_term, round, bytes of members, bytes of state
 _TIMEOUT_NOW_BODY = Struct("<Q")  # term
+_INQUIRY_BODY = Struct("<QQ")  # term, nonce
+_ACCOUNT_BODY = Struct("<QQQQQ")  # term, nonce, last_index, last_term, members_index; then the members
 
 # An entry's index is not sent: entries are consecutive from prev_index + 1.
 _ENTRY_ROW = Struct("<QII")  # term, crc, payload bytes
 
-_KIND_CRC = tuple(crc32c(bytes((kind,))) for kind in range(_TIMEOUT_NOW + 1))
+_KIND_CRC = tuple(crc32c(bytes((kind,))) for kind in range(_ACCOUNT + 1))
 _MAX_U64 = 2**64 - 1
 # Below this, copying a payload is cheaper than one more element in a gathering write.
 _JOIN_BELOW_BYTES = 4096
@@ -110,7 +116,17 @@ def _encode(m: Message) -> list[Buffer]:
     if isinstance(m, InstallSnapshot):
         sizes = _SNAPSHOT_BODY.pack(m.term, m.index, m.index_term, m.round, len(m.members), len(m.state))
         return _frame(_SNAPSHOT, sizes + m.members, m.state)
+    if isinstance(m, Inquiry):
+        return _frame(_INQUIRY, _INQUIRY_BODY.pack(m.term, m.nonce))
+    if isinstance(m, Account):
+        fields = _ACCOUNT_BODY.pack(m.term, m.nonce, m.last_index, m.last_term, m.members_index)
+        return _frame(_ACCOUNT, fields + m.members)
     return _frame(_TIMEOUT_NOW, _TIMEOUT_NOW_BODY.pack(m.term))
+
+
+def oldest_version(message: Message) -> int:
+    """The first version of the protocol (``handshake.SPEAKS``) that has this message."""
+    return 3 if isinstance(message, Inquiry | Account) else 2
 
 
 def _frame(kind: int, body: bytes, rest: bytes = b"") -> list[Buffer]:
@@ -161,7 +177,7 @@ def decode(frame: memoryview) -> Message:
             raise _malformed("length does not match the frame")
         if kind == _APPEND:
             return _decode_append(frame, crc)
-        if not 0 < kind <= _TIMEOUT_NOW:
+        if not 0 < kind <= _ACCOUNT:
             raise _malformed(f"unknown kind {kind}")
         if crc32c(frame[_COVERED_FROM:]) != crc:
             raise _malformed("head checksum does not match")
@@ -193,6 +209,16 @@ def _decode_small(kind: int, body: memoryview) -> Message:
             raise _malformed("snapshot sizes do not fill the frame")
         members, state = bytes(body[_SNAPSHOT_BODY.size : members_end]), bytes(body[members_end:])
         return InstallSnapshot(term, index, index_term, round_, members, state)
+    if kind == _INQUIRY:
+        return Inquiry(*_INQUIRY_BODY.unpack(body))
+    if kind == _ACCOUNT:
+        members = bytes(body[_ACCOUNT_BODY.size :])
+        try:
+            ReplicaSet.decode(members)
+        except InvariantBrokenError as error:
+            raise _malformed("the members of an account cannot be read") from error
+        term, nonce, last_index, last_term, members_index = _ACCOUNT_BODY.unpack_from(body)
+        return Account(term, nonce, last_index, last_term, members_index, members)
     return TimeoutNow(*_TIMEOUT_NOW_BODY.unpack(body))
 
 

@@ -1,9 +1,8 @@
-"""Between batches and pyarrow.
+"""Batches as Arrow arrays, and Arrow arrays as the columns of batches.
 
-The only module of the package that loads Arrow, and itself loaded only when it
-is needed. What it hands to Arrow's parser has passed ``message.py`` before,
-and what comes out is validated in full (3 µs for 1,000 records), because
-Arrow's own readers trust their input.
+Loads Arrow, and is itself loaded only when it is needed. What it hands to
+Arrow's parser has passed ``message.py`` before, and what comes out is validated
+in full (3 µs for 1,000 records), because Arrow's own readers trust their input.
 """
 
 from __future__ import annotations
@@ -34,6 +33,8 @@ HEADERS = pa.field(
 SCHEMA = pa.schema([TIMESTAMP, KEY, VALUE, HEADERS])
 """What ``RecordBatch.arrow()`` returns, whichever of the columns the batch has."""
 
+_NO_PAIRS = pa.array([], HEADERS.type.value_type)
+
 _STORED = {
     flags: pa.schema(
         [TIMESTAMP, *([KEY] if flags & HAS_KEYS else []), VALUE, *([HEADERS] if flags & HAS_HEADERS else [])]
@@ -55,8 +56,14 @@ def view(message: memoryview, flags: int, count: int) -> Any:
     if not flags & HAS_KEYS:
         columns.insert(1, pa.nulls(count, KEY.type))
     if not flags & HAS_HEADERS:
-        columns.append(pa.nulls(count, HEADERS.type))
+        columns.append(_no_headers(count))
     return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
+
+
+def _no_headers(count: int) -> Any:
+    """An empty list per record: no headers, rather than unknown ones."""
+    offsets = pa.py_buffer(bytes(4 * (count + 1)))
+    return pa.Array.from_buffers(HEADERS.type, count, [None, offsets], null_count=0, children=[_NO_PAIRS])
 
 
 def read_binary(name: str, message: memoryview, rows: int, column: BinaryColumn) -> list[bytes | None]:
@@ -86,25 +93,22 @@ class Columns:
 
 def columns_of(values: Any, keys: Any, headers: Any, timestamps: Any) -> Columns:
     """Columns given as Arrow arrays (or chunked arrays) in the form that ``message.py`` writes."""
-    value_array = _array("values", values, VALUE.type)
+    value_array = stored("values", values, VALUE.type)
     count = len(value_array)
     if not count:
         raise InvalidInputError("a batch must hold at least one record")
     flags = 0
-    arrays: list[Any] = []
     if isinstance(timestamps, int):
         timestamps = pa.repeat(pa.scalar(timestamps, pa.int64()), count)
-    elif isinstance(timestamps, (pa.Array, pa.ChunkedArray)) and pa.types.is_timestamp(timestamps.type):
-        timestamps = timestamps.cast(pa.timestamp("ms"))
-    arrays.append(_array("timestamps", timestamps, TIMESTAMP.type, count=count, nullable=False))
+    arrays = [stored("timestamps", timestamps, TIMESTAMP.type, count=count, nullable=False)]
     if keys is not None:
-        key_array = _array("keys", keys, KEY.type, count=count)
+        key_array = stored("keys", keys, KEY.type, count=count)
         if key_array.null_count < count:
             flags |= HAS_KEYS
             arrays.append(key_array)
     arrays.append(value_array)
     if headers is not None:
-        header_array = _header_array(headers, count)
+        header_array = stored_headers(headers, count=count)
         if len(header_array.flatten()):  # not .values, which ignores that the array may be a slice
             flags |= HAS_HEADERS
             arrays.append(header_array)
@@ -119,7 +123,11 @@ def columns_of(values: Any, keys: Any, headers: Any, timestamps: Any) -> Columns
     return Columns(count, flags, nodes, buffers, min(stamps), max(stamps))
 
 
-def _array(name: str, column: Any, kind: Any, *, count: int | None = None, nullable: bool = True) -> Any:
+def stored(name: str, column: Any, kind: Any, *, count: int | None = None, nullable: bool = True) -> Any:
+    """A column in the type in which batches have it: strings as bytes, times as milliseconds.
+
+    ``InvalidInputError`` if it is no Arrow array, or its values cannot be read so.
+    """
     if isinstance(column, pa.ChunkedArray):
         column = column.combine_chunks()
     if not isinstance(column, pa.Array):
@@ -128,6 +136,8 @@ def _array(name: str, column: Any, kind: Any, *, count: int | None = None, nulla
         raise InvalidInputError(f"{len(column)} {name} for {count} values")
     if column.type != kind:
         try:
+            if pa.types.is_timestamp(column.type) and kind == TIMESTAMP.type:
+                column = column.cast(pa.timestamp("ms", tz=column.type.tz), safe=False)
             column = column.cast(kind)
         except pa.ArrowException as error:
             raise InvalidInputError(f"{name} cannot be read as {kind}: {error}") from None
@@ -136,14 +146,34 @@ def _array(name: str, column: Any, kind: Any, *, count: int | None = None, nulla
     return column
 
 
-def _header_array(headers: Any, count: int) -> Any:
-    array = _array("headers", headers, HEADERS.type, count=count)
-    if array.null_count:
-        array = pa.array([pairs or [] for pairs in array.to_pylist()], HEADERS.type)
-    pairs = array.flatten()
-    if pairs.null_count or any(child.null_count for child in pairs.flatten()):
+def stored_headers(column: Any, *, count: int | None = None) -> Any:
+    """The same of headers, given as maps or as lists of (name, value). Null: none."""
+    if isinstance(column, pa.ChunkedArray):
+        column = column.combine_chunks()
+    if not isinstance(column, pa.Array):
+        raise InvalidInputError(f"headers must be an Arrow array, not {type(column).__name__}")
+    kind = column.type
+    if pa.types.is_map(kind):
+        pair = pa.struct([pa.field("name", kind.key_type, nullable=False), pa.field("value", kind.item_type)])
+        column = column.cast(pa.list_(pair))
+        kind = column.type
+    if not (pa.types.is_list(kind) and pa.types.is_struct(kind.value_type) and kind.value_type.num_fields == 2):
+        raise InvalidInputError(f"headers must be maps, or lists of (name, value), not {kind}")
+    if count is not None and len(column) != count:
+        raise InvalidInputError(f"{len(column)} headers for {count} values")
+    item = HEADERS.type.value_type
+    names, values = column.flatten().flatten()
+    if names.null_count or values.null_count:
         raise InvalidInputError("names and values of headers must not be null")
-    return array
+    if kind == HEADERS.type and not column.null_count:
+        return column
+    import pyarrow.compute as pc
+
+    names, values = stored("names of headers", names, item[0].type), stored("values of headers", values, item[1].type)
+    lengths = pc.fill_null(column.value_lengths(), 0).cast(pa.int32())
+    offsets = pa.concat_arrays([pa.array([0], pa.int32()), pc.cumulative_sum(lengths)])
+    pairs = pa.StructArray.from_arrays([names, values], fields=list(item))
+    return pa.ListArray.from_arrays(offsets, pairs, type=HEADERS.type)
 
 
 def _flatten(column: Any, nodes: list[int], buffers: list[Bytes]) -> None:

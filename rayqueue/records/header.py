@@ -220,18 +220,18 @@ def with_base_offset(batch: Bytes, base_offset: int) -> bytes:
     return b"".join((batch[:4], _BASE_OFFSET.pack(base_offset), batch[12:]))
 
 
-_PRODUCER = Struct("<QQI")
+_PRODUCER = Struct("<QQIB")
 _PRODUCER_AT = 24
 _BEHIND_PRODUCER = _PRODUCER_AT + _PRODUCER.size
 
 
-def with_producer(batch: bytes, producer_id: int, sequence: int, epoch: int) -> bytes:
-    """A copy of the batch that says it is from this producer, with the checksum that belongs to it."""
+def with_producer(batch: Bytes, producer_id: int, sequence: int, epoch: int, lane: int | None = None) -> bytes:
+    """A copy of the batch that says it is from this producer, and for this lane, with its checksum and no offset."""
     try:
-        stamp = _PRODUCER.pack(producer_id, sequence, epoch)
+        stamp = _PRODUCER.pack(producer_id, sequence, epoch, batch[_BEHIND_PRODUCER - 1] if lane is None else lane)
     except struct.error as error:
         raise InvalidInputError(f"a number does not fit into the batch header: {error}") from None
     behind = memoryview(batch)[_BEHIND_PRODUCER:]
     before = batch[CHECKED_FROM:_PRODUCER_AT]
     crc = crc32c(behind, crc32c(stamp, crc32c(before)))
-    return b"".join((batch[: CHECKED_FROM - 4], crc.to_bytes(4, "little"), before, stamp, behind))
+    return b"".join((batch[:4], _BASE_OFFSET.pack(0), crc.to_bytes(4, "little"), before, stamp, behind))

@@ -28,14 +28,16 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import count
+from typing import Protocol
 
 from rayqueue.config import CallSettings
-from rayqueue.errors import QueueFullError, RayQueueError, TransportError
+from rayqueue.errors import DamagedLogError, InvariantBrokenError, QueueFullError, RayQueueError, TransportError
+from rayqueue.net.streams import Buffer, Stream
 from rayqueue.protocol.failures import encode_failure
 from rayqueue.protocol.frames import HEAD, Frame, FrameReader, Kind, head
 from rayqueue.protocol.hello import TOKEN_BYTES
-from rayqueue.raft.stream import Buffer, Stream
 
 _log = logging.getLogger(__name__)
 
@@ -52,9 +54,13 @@ _HOPELESS = 4
 THE_CONNECTION = 0
 """A FAILED frame with this number is about the connection, not about a request."""
 
-Serve = Callable[[int, Frame], None]
-Gone = Callable[[int], None]
-Needs = Callable[[int], bool]
+
+class ClientService(Protocol):
+    """What clients are served by; the part of ``rayqueue.replica.service.Service`` that is about them."""
+
+    def serve(self, client: int, frame: Frame) -> None: ...
+    def needs(self, client: int) -> bool: ...
+    def client_gone(self, client: int) -> None: ...
 
 
 class _Client:
@@ -99,25 +105,24 @@ class ClientStats:
 
 
 class Clients:
-    """``serve`` gets each request, ``gone`` each client that went; ``needs`` says whether one matters though nothing
-    is under way. All on the engine's thread."""
+    """All on the engine's thread. ``service`` is set before the first client comes."""
+
+    service: ClientService
 
     def __init__(
         self,
         settings: CallSettings,
         max_frame_bytes: int,
-        serve: Serve,
-        gone: Gone,
-        needs: Needs = lambda _: False,
+        *,
+        damaged: Callable[[str], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """``damaged`` is told of damage that serving a client has met."""
         self.token = secrets.token_bytes(TOKEN_BYTES)
         self.stirred = False
         self._settings = settings
         self._max_frame_bytes = max_frame_bytes
-        self._serve = serve
-        self._gone = gone
-        self._needs = needs
+        self._damaged = damaged
         self._clock = clock
         self._numbers = count(1)
         self._sources: Counter[str] = Counter()
@@ -177,7 +182,7 @@ class Clients:
 
     def _is_idle(self, client: _Client) -> bool:
         """Nothing is under way: no request, no answer; and nobody needs it to be there."""
-        return not client.unanswered and not client.stream.queued_bytes and not self._needs(client.number)
+        return not client.unanswered and not client.stream.queued_bytes and not self.service.needs(client.number)
 
     def sweep(self) -> None:
         """Now and then: hang up on who is idle for too long, or does not take its answers; give memory back."""
@@ -240,11 +245,30 @@ class Clients:
             return True
         return client.stream.queued_bytes + client.out_bytes > self._settings.client_queue_bytes
 
-    def send(self, number: int, kind: Kind, request: int, buffers: Sequence[bytes], size_bytes: int) -> None:
+    def serving(self, number: int, request: int | None, work: Callable[[], None]) -> None:
+        """Do something that a client asked for. A ``RayQueueError`` out of it is the answer; with None nobody waits.
+
+        Anything else is a bug that the client's bytes have found, before anything was proposed: it is hung up on,
+        and the replica goes on. Not so if the replica itself is unsound, or its disk: then that is the end.
+        """
+        try:
+            work()
+        except (InvariantBrokenError, OSError):
+            raise
+        except RayQueueError as error:
+            if request is not None:
+                self.fail(number, request, error)
+            elif type(error) is DamagedLogError:
+                self._damaged(str(error))
+        except Exception as error:  # noqa: BLE001  # whatever it is
+            self._hang_up(number, error)
+
+    def send(self, number: int, kind: Kind, request: int, buffers: Sequence[bytes]) -> None:
         """Answer a request with the next ``flush``. A client that is gone gets nothing, and that is no error."""
         client = self._clients.get(number)
         if client is None:
             return
+        size_bytes = len(buffers[0]) if len(buffers) == 1 else sum(map(len, buffers))
         client.unanswered -= 1
         out = client.out
         if not out:
@@ -253,7 +277,13 @@ class Clients:
         out.extend(buffers)
         client.out_bytes += HEAD.size + size_bytes
 
-    def hang_up(self, number: int, error: Exception) -> None:
+    def fail(self, number: int, request: int, error: RayQueueError) -> None:
+        """Answer a request with an error."""
+        if type(error) is DamagedLogError:
+            self._damaged(str(error))
+        self.send(number, Kind.FAILED, request, (encode_failure(error),))
+
+    def _hang_up(self, number: int, error: Exception) -> None:
         """What this client asked for could not be understood in a way that nobody foresaw."""
         client = self._clients.get(number)
         if client is None:
@@ -307,13 +337,10 @@ class Clients:
                     error = QueueFullError(f"{most} requests of this client are not answered yet, which is the limit")
                     self.fail(client.number, frame.request, error)
                     continue
-            self._serve(client.number, frame)
+            request = None if frame.kind == Kind.APPEND_UNACKED else frame.request
+            self.serving(client.number, request, partial(self.service.serve, client.number, frame))
             if client.closed:
                 return
-
-    def fail(self, number: int, request: int, error: RayQueueError) -> None:
-        body = encode_failure(error)
-        self.send(number, Kind.FAILED, request, (body,), len(body))
 
     def _write(self, client: _Client) -> None:
         out, size_bytes = client.out, client.out_bytes
@@ -366,7 +393,7 @@ class Clients:
         self._half_read.pop(client, None)
         self._written_to.pop(client, None)
         self.stirred = True
-        self._gone(client.number)
+        self.service.client_gone(client.number)
 
     def _complain(self, text: str, *values: object, error: Exception | None = None) -> None:
         """Log, but let nobody fill the log: once in a while. The others are counted (``ClientStats``)."""

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable
 from enum import Enum
 
 from rayqueue.errors import DamagedLogError, DiskFullError, StorageError
-from rayqueue.ids import NodeId
+from rayqueue.ids import ReplicaId
 from rayqueue.log.store import LogStore
 from rayqueue.raft.engine import Done, RaftEngine
 from rayqueue.raft.messages import Message
@@ -43,7 +43,7 @@ class Loop:
         engine: RaftEngine,
         store: LogStore,
         *,
-        send: Callable[[NodeId, Message], object],
+        send: Callable[[ReplicaId, Message], object],
         take_calls: Callable[[], bool],
         stepped: Callable[[list[Done]], None],
         troubled: Callable[[StorageError], None],
@@ -57,7 +57,7 @@ class Loop:
         self._take_calls = take_calls
         self._stepped = stepped
         self._troubled = troubled
-        self._late: list[tuple[NodeId, Message]] = []
+        self._late: list[tuple[ReplicaId, Message]] = []
         self._retry = SyncRetry()
 
     @property

@@ -14,17 +14,9 @@ from rayqueue.replica.status import Status
 
 
 @dataclass(frozen=True, slots=True)
-class Measures:
-    status: Status
-    elected: int
-    """How often this replica became the leader."""
-    longest_sync_s: float
-    """Of the second before."""
-    clients: ClientStats = field(default=ClientStats(), kw_only=True)
+class PartitionMeasures:
+    """What only a partition has."""
 
-
-@dataclass(frozen=True, slots=True)
-class PartitionMeasures(Measures):
     appended_records: int
     """Applied since the process began, by whomever it was led."""
     appended_bytes: int
@@ -38,3 +30,40 @@ class PartitionMeasures(Measures):
     backlog_bytes: int = 0
     lags: Mapping[str, int] = field(default_factory=dict)
     """Group to the records that it has not committed. Only the leader's."""
+    jobs_ready: int = 0
+    """Of a work queue, as those that follow; only the leader's."""
+    jobs_leased: int = 0
+    jobs_delayed: int = 0
+    jobs_dead: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Measures:
+    status: Status
+    elected: int
+    """How often this replica became the leader."""
+    longest_sync_s: float
+    """Of the second before."""
+    clients: ClientStats = field(default=ClientStats())
+    partition: PartitionMeasures | None = None
+    """None for a replica of the coordinator."""
+    handed_over: int = 0
+    """How often it became the leader because the one before made way."""
+
+
+class SyncTimes:
+    """How often the disk was written to, and how long that took."""
+
+    __slots__ = ("count", "longest_s", "total_s")
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.total_s = 0.0
+        self.longest_s = 0.0
+        """Since somebody set it to 0."""
+
+    def add(self, took_s: float) -> None:
+        self.count += 1
+        self.total_s += took_s
+        if took_s > self.longest_s:
+            self.longest_s = took_s

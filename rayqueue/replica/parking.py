@@ -60,13 +60,17 @@ class Parking(Generic[WaiterT]):
 
     def take(self, keys: Iterable[int]) -> list[WaiterT]:
         """Those who wait for any of these."""
-        return self._remove([waiter for key in keys for waiter in self._by_key.get(key, ())])
+        return self.remove([waiter for key in keys for waiter in self._by_key.get(key, ())])
+
+    def waiting(self, key: int) -> Iterable[WaiterT]:
+        """Those who wait for it, and go on waiting."""
+        return self._by_key.get(key, {}).keys()
 
     def take_client(self, client: int) -> list[WaiterT]:
-        return self._remove(list(self._by_client.get(client, ())))
+        return self.remove(list(self._by_client.get(client, ())))
 
     def take_all(self) -> list[WaiterT]:
-        return self._remove(list(self._all))
+        return self.remove(list(self._all))
 
     def take_expired(self, now_s: float) -> list[WaiterT]:
         """Those whose time is up."""
@@ -74,9 +78,10 @@ class Parking(Generic[WaiterT]):
         while self._slots and self._slots[0] * _SLOT_S <= now_s:
             slot = heapq.heappop(self._slots)
             expired += self._by_slot.pop(slot)
-        return self._remove(expired)
+        return self.remove(expired)
 
-    def _remove(self, waiters: list[WaiterT]) -> list[WaiterT]:
+    def remove(self, waiters: list[WaiterT]) -> list[WaiterT]:
+        """Those of them that waited."""
         removed: list[WaiterT] = []
         for waiter in waiters:
             slot = self._all.pop(waiter, None)

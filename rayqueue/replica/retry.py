@@ -1,4 +1,4 @@
-"""When a disk that was full is tried again: soon at first, then once per second. Reads no clock."""
+"""Retries of a disk that was full: soon at first, then once per second. Reads no clock."""
 
 from __future__ import annotations
 

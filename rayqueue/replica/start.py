@@ -12,67 +12,87 @@ from collections.abc import Callable
 from pathlib import Path
 
 from rayqueue.config import Settings
-from rayqueue.ids import GroupId, NodeId
+from rayqueue.errors import StoreAbandonedError
+from rayqueue.ids import GroupId, ReplicaId
 from rayqueue.log.lmdb_store import LmdbOptions, LmdbStore
 from rayqueue.log.store import Schema
-from rayqueue.partition import PartitionSettings
+from rayqueue.partition import Partition, PartitionSettings
 from rayqueue.partition.tables import PARTITION
-from rayqueue.protocol.seals import Seals
 from rayqueue.raft.engine import RaftEngine
-from rayqueue.raft.members import Members
+from rayqueue.raft.recovery import members_of, stand_alone, wire_name
+from rayqueue.raft.replica_set import ReplicaSet
 from rayqueue.raft.tcp import TcpTransport, TlsContexts, tls_contexts
-from rayqueue.replica.partition import PartitionReplica
-from rayqueue.replica.replica import Deliver
+from rayqueue.replica.answers import Deliver, call_each
+from rayqueue.replica.partition_service import PartitionService
+from rayqueue.replica.replica import Replica
 from rayqueue.replica.secret import secret_of
 
+PartitionReplica = Replica[PartitionService]
 
-def create_replica(path: Path, group_id: GroupId, node_id: NodeId, members: Members | None, settings: Settings) -> None:
+
+def create_replica(
+    path: Path, group_id: GroupId, replica_id: ReplicaId, members: ReplicaSet | None, settings: Settings
+) -> None:
     """Make a replica's data: one of a new group's first ``members``, or with None one that will be added to a group.
 
     It is there completely or not at all, whenever the process dies.
     """
     prepare = None if members is None else lambda store: RaftEngine.bootstrap(store, members)
-    LmdbStore.create(path, group_id, node_id, _lmdb_options(settings), prepare=prepare).close()
+    LmdbStore.create(path, group_id, replica_id, _lmdb_options(settings), prepare=prepare).close()
 
 
 def start_replica(
     path: Path,
     group_id: GroupId,
-    node_id: NodeId,
+    replica_id: ReplicaId,
     settings: Settings,
     *,
     host: str = "127.0.0.1",
     partition: PartitionSettings | None = None,
-    deliver: Deliver | None = None,
+    epoch: int = 0,
+    alone: bool = False,
+    deliver: Deliver = call_each,
     on_fatal: Callable[[BaseException], None],
 ) -> PartitionReplica:
     """Run the replica whose data is at ``path``. It listens on a free port of ``host``; see its status for which."""
-    store, transport = open_replica(path, group_id, node_id, settings, PARTITION, host=host)
-    return PartitionReplica(
+    store, transport = open_replica(
+        path, group_id, replica_id, settings, PARTITION, host=host, epoch=epoch, alone=alone
+    )
+    machine = Partition(store, partition or PartitionSettings())
+    return Replica(
         store,
         transport,
-        seals=Seals(secret_of(settings)),
-        raft=settings.raft,
-        log=settings.log,
-        calls=settings.calls,
-        partition=partition,
-        group_retention_ms=settings.cluster.group_retention_ms,
+        machine,
+        lambda replica: PartitionService(replica, machine, settings),
+        settings,
         deliver=deliver,
         on_fatal=on_fatal,
     )
 
 
 def open_replica(
-    path: Path, group_id: GroupId, node_id: NodeId, settings: Settings, schema: Schema, *, host: str = "127.0.0.1"
+    path: Path,
+    group_id: GroupId,
+    replica_id: ReplicaId,
+    settings: Settings,
+    schema: Schema,
+    *,
+    host: str = "127.0.0.1",
+    epoch: int = 0,
+    alone: bool = False,
 ) -> tuple[LmdbStore, TcpTransport]:
     """What a ``Replica`` of any kind runs on: its data at ``path``, with the tables of its state machine, and a free
-    port of ``host``. They are its own."""
+    port of ``host``. They are its own.
+
+    ``epoch``: the group's, as far as the caller knows. Data from before it is refused (``StoreAbandonedError``), or
+    with ``alone`` becomes what the group begins anew from (``rayqueue.raft.recovery``).
+    """
     secret = secret_of(settings)
-    store = LmdbStore.open(path, group_id, node_id, _lmdb_options(settings), schema)
+    store = LmdbStore.open(path, group_id, replica_id, _lmdb_options(settings), schema)
     try:
         transport = TcpTransport(
-            node_id,
-            group_id,
+            replica_id,
+            wire_name(group_id, _enter_epoch(store, epoch, alone)),
             secret,
             host,
             settings=settings.transport,
@@ -82,6 +102,21 @@ def open_replica(
         store.close()
         raise
     return store, transport
+
+
+def _enter_epoch(store: LmdbStore, epoch: int, alone: bool) -> int:
+    """The epoch that this replica is in."""
+    known = members_of(store)
+    if known.epoch >= epoch or not known.everyone:  # one that has not heard of its group yet is told by its leader
+        return max(known.epoch, epoch)
+    if not alone:
+        raise StoreAbandonedError(
+            f"{store.replica_id} of {store.group_id} is from epoch {known.epoch}; in epoch {epoch} the group went on "
+            "without it (rayqueue recover --unsafe)",
+            epoch=known.epoch,
+        )
+    stand_alone(store, epoch)
+    return epoch
 
 
 def _lmdb_options(settings: Settings) -> LmdbOptions:

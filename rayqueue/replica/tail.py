@@ -3,7 +3,7 @@
 Most readers are there. They are answered without the disk, and before the
 rows that say where the batch is are synced: a batch is on a majority of disks
 long before the next sync of this replica's small tables. The engine's thread
-adds, any thread reads.
+adds (it is the partition's ``Watcher``), any thread reads.
 
 It knows where each lane ends, even of lanes whose batches it has forgotten: so
 whether there is anything for a reader is a comparison per lane.
@@ -23,7 +23,7 @@ from collections.abc import Mapping, Sequence
 from threading import Lock
 
 from rayqueue.ids import Offset
-from rayqueue.partition import Fetched
+from rayqueue.partition import Fetched, Partition
 from rayqueue.protocol.data import ANY_LANE, Cursor
 
 
@@ -33,7 +33,19 @@ class Tail:
         Without it, lane 0 ends at ``end`` and there is no other."""
         self._lock = Lock()
         self._limit_bytes = limit_bytes
+        self.grown: set[int] = set()
+        """Lanes that got batches since somebody emptied this. The engine's thread's."""
         self._clear(end, lane_ends)
+
+    @classmethod
+    def opened(cls, partition: Partition, limit_bytes: int) -> Tail:
+        """Of a partition that was just opened. Its readers find everything on disk, unless that is so full that what
+        was written ahead has not come into the tables: then the tail begins there."""
+        begin, lanes = partition.synced_end(), partition.settings.lanes
+        tail = cls(begin, limit_bytes, {lane: min(begin, end) for lane, end in partition.lane_ends().items()})
+        for batch, payload in partition.batches(begin):
+            tail.append(batch.base_offset, batch.count, payload, batch.lane if lanes > 1 else 0)
+        return tail
 
     def _clear(self, end: Offset, lane_ends: Mapping[int, Offset] | None) -> None:
         # Offsets have no gaps: a batch ends where the next one begins.
@@ -53,6 +65,7 @@ class Tail:
             self._lanes.setdefault(lane, []).append(base_offset)
             self._bytes += len(payload)
             self.end = self._lane_ends[lane] = Offset(base_offset + count)
+        self.grown.add(lane)
 
     def synced(self) -> None:
         """All that was applied can be found on disk now; forget what is too much to keep."""
@@ -77,21 +90,7 @@ class Tail:
         """The log was replaced by a checkpoint that ends at ``end``."""
         with self._lock:
             self._clear(end, lane_ends)
-
-    def has(self, cursors: Sequence[Cursor]) -> bool:
-        """Whether there is anything for these cursors now, in memory or on disk."""
-        # No lock: a lane's end is one number that only grows, and who asks too early is told of the growth.
-        ends = self._lane_ends
-        return any((self.end if lane == ANY_LANE else ends.get(lane, 0)) > offset for lane, offset in cursors)
-
-    def read(self, offset: int, max_bytes: int, lane: int | None) -> list[Fetched] | None:
-        """Batches from the one that holds ``offset`` on: at least one, then while they fit. None if it is older."""
-        with self._lock:
-            if offset < self.start:
-                return None
-            found: list[Fetched] = []
-            self._read(found, offset, max_bytes, lane)
-            return found
+        self.grown.update(self._lane_ends)
 
     def read_lanes(self, cursors: Sequence[Cursor], max_bytes: int) -> list[Fetched] | None:
         """Batches of the highest lane that has any after its cursor, then of the next while they fit.

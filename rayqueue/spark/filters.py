@@ -1,4 +1,4 @@
-"""Which filters of a query decide what has to be read at all. Pure.
+"""Filters of a query that decide what has to be read at all. Pure.
 
 Filters on ``topic``, ``partition`` and ``offset`` are carried out here, exactly. One on
 ``timestamp`` only leaves out what cannot match: everything before the first
@@ -24,7 +24,7 @@ from pyspark.sql.datasource import (
     LessThanOrEqual,
 )
 
-from rayqueue.bridge.ranges import Range
+from rayqueue.net.scan import Range
 
 _NEVER_NULL = {"topic", "partition", "offset", "timestamp", "lane", "headers"}
 

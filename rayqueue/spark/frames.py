@@ -9,7 +9,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
 from rayqueue.bridge.connection import where
-from rayqueue.client.connection import RayQueue
+from rayqueue.client.handle import RayQueue
 from rayqueue.errors import InvalidInputError
 from rayqueue.spark.schema import schema_of
 from rayqueue.spark.values import ValueFormat, decode_values, encode_values

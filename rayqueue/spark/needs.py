@@ -1,4 +1,4 @@
-"""What must be installed for Spark, and what to say if it is not."""
+"""The packages and the Java that Spark needs, and what to say if they are missing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What may be said to format "rayqueue", and what it means. Pure.
+"""The options of format "rayqueue", and what they mean. Pure.
 
 Names are as Spark gives them: any case. One that is not known is an error,
 for a misspelt option would change what is read or written in silence.
@@ -11,14 +11,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rayqueue.bridge.connection import Where
-from rayqueue.bridge.frame import COLUMNS, check_columns
-from rayqueue.bridge.places import EARLIEST, LATEST, Instant, Places, parse_places, parse_time_ms
-from rayqueue.bridge.scan import ScanSettings
+from rayqueue.bridge.places import EARLIEST, LATEST, Instant, Place, Places, parse_places, parse_time_ms
 from rayqueue.bridge.staging import INLINE_BYTES
 from rayqueue.config import MIB
 from rayqueue.errors import InvalidInputError
+from rayqueue.net.scan import ScanSettings
 from rayqueue.protocol.topics import check_name
 from rayqueue.records import Compression
+from rayqueue.records.table import COLUMNS, schema_of
 
 _CONNECTION = {"address", "namespace"}
 _READ = {
@@ -33,6 +33,7 @@ _READ = {
     "minpartitions",
     "isolation",
     "failondataloss",
+    "oncorrupt",
     "readfrom",
     "fetchbytes",
     "pushfilters",
@@ -159,7 +160,7 @@ class WriteOptions:
 def columns_option(options: Mapping[str, str]) -> tuple[str, ...]:
     """The columns that are asked for."""
     named = {name.lower(): value for name, value in options.items()}.get("columns")
-    return check_columns(_listed(named)) or COLUMNS
+    return tuple(schema_of(tuple(_listed(named))).names) or COLUMNS
 
 
 def read_options(options: Mapping[str, str], *, stream: bool = False) -> ReadOptions:
@@ -182,6 +183,7 @@ def read_options(options: Mapping[str, str], *, stream: bool = False) -> ReadOpt
             fetch_bytes=given.whole("fetchBytes", 4 * MIB),
             follower=given.choice("readFrom", "closest", "leader") == "closest",
             fail_on_data_loss=given.flag("failOnDataLoss", True),
+            on_corrupt="skip" if given.choice("onCorrupt", "raise", "skip") == "skip" else "raise",
         ),
     )
 
@@ -243,7 +245,7 @@ def _places(given: _Given, which: str, topics: tuple[str, ...], default: Places)
     text: Any = offsets if offsets is not None else moment
     if text is None:
         return default
-    rest = EARLIEST if which == "starting" else LATEST
+    rest: Place = EARLIEST if which == "starting" else LATEST
     places = parse_places(f"{which}Offsets", text, topics, rest)
     if moment is not None:
         times = {each: Instant(place) if isinstance(place, int) else place for each, place in places.partitions.items()}

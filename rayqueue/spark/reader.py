@@ -6,12 +6,15 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 from pyspark.sql.types import StructType
 
 from rayqueue.bridge.lookup import Lookup
-from rayqueue.bridge.ranges import Range, split
+from rayqueue.bridge.ranges import split
 from rayqueue.bridge.scan import read
+from rayqueue.errors import InvalidInputError
+from rayqueue.net.scan import Range
 from rayqueue.spark.filters import Wanted
 from rayqueue.spark.options import ReadOptions
 from rayqueue.spark.schema import arrow_schema_of
@@ -23,6 +26,22 @@ class RangePartition(InputPartition):
     """What one task reads."""
 
     range: Range
+
+
+def read_range(options: ReadOptions, partition: InputPartition, schema: Any) -> Iterator[Any]:
+    """What one task reads, in Spark's Arrow types."""
+    if isinstance(partition, RangePartition):  # Spark makes one of its own if there is nothing to read
+        for batch in read(connected(options.where), partition.range, tuple(schema.names), options.scan):
+            try:
+                fitting = batch.cast(schema)
+            except pa.ArrowInvalid as error:
+                raise InvalidInputError(
+                    f"{partition.range.topic_partition} has a timestamp that does not fit Spark's, which count "
+                    f"microseconds ({error}): read without the column 'timestamp', or from another offset",
+                    topic=partition.range.topic,
+                    partition=partition.range.partition,
+                ) from None
+            yield fitting
 
 
 class TopicReader(DataSourceReader):
@@ -54,8 +73,7 @@ class TopicReader(DataSourceReader):
         return [RangePartition(each) for each in pieces]
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
-        if isinstance(partition, RangePartition):  # Spark makes one of its own if there is nothing to read
-            yield from read(connected(self._options.where), partition.range, self._schema, self._options.scan)
+        return read_range(self._options, partition, self._schema)
 
 
 class FilteredTopicReader(TopicReader):

@@ -1,56 +1,28 @@
-"""The columns of a topic as Spark types."""
+"""The columns of a topic (``rayqueue.records.table``) as Spark types."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
-from pyspark.sql.types import (
-    ArrayType,
-    BinaryType,
-    DataType,
-    IntegerType,
-    LongType,
-    StringType,
-    StructField,
-    StructType,
-    TimestampType,
-)
+from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
+from pyspark.sql.types import StructType
 
-from rayqueue.bridge.frame import check_columns
 from rayqueue.errors import InvalidInputError
-
-HEADERS = ArrayType(
-    StructType([StructField("name", StringType(), False), StructField("value", BinaryType(), False)]), False
-)
-
-_TYPES: dict[str, tuple[DataType, bool]] = {
-    "topic": (StringType(), False),
-    "partition": (IntegerType(), False),
-    "offset": (LongType(), False),
-    "timestamp": (TimestampType(), False),
-    "key": (BinaryType(), True),
-    "value": (BinaryType(), True),
-    "headers": (HEADERS, False),
-    "lane": (IntegerType(), False),
-}
+from rayqueue.records import table
 
 
 def schema_of(columns: Sequence[str]) -> StructType:
-    return StructType([StructField(name, *_TYPES[name]) for name in check_columns(columns)])
+    return from_arrow_schema(table.schema_of(tuple(columns)), prefer_timestamp_ntz=False)
 
 
 def arrow_schema_of(schema: StructType) -> Any:
-    """The Arrow schema that Spark expects for this one, which may leave out columns but not change their types."""
-    from pyspark.sql.pandas.types import to_arrow_schema
+    """The Arrow schema that Spark expects for this one, which may leave out columns but not change their types.
 
-    check_columns(schema.names)
-    for field in schema.fields:
-        wanted = _TYPES[field.name][0]
-        same = field.dataType.simpleString() == wanted.simpleString()
-        if not same:
-            raise InvalidInputError(
-                f"column {field.name!r} is {wanted.simpleString()}, not {field.dataType.simpleString()}",
-                column=field.name,
-            )
+    It differs from the topic's own: Spark counts microseconds, and has its own names inside lists.
+    """
+    for field, known in zip(schema.fields, schema_of(schema.names).fields, strict=True):
+        wanted, given = known.dataType.simpleString(), field.dataType.simpleString()
+        if given != wanted:
+            raise InvalidInputError(f"column {field.name!r} is {wanted}, not {given}", column=field.name)
     return to_arrow_schema(schema, timezone="UTC")

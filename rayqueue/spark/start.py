@@ -19,7 +19,7 @@ from typing import Any, Literal
 from pyspark.sql import SparkSession
 
 from rayqueue.bridge.connection import where
-from rayqueue.client.connection import RayQueue
+from rayqueue.client.handle import RayQueue
 from rayqueue.errors import BridgeError, InvalidInputError, MissingDependencyError
 from rayqueue.spark import raydp
 from rayqueue.spark.needs import need_java, raydp_problem

@@ -24,12 +24,12 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import StructType
 
 from rayqueue.bridge.lookup import Lookup
-from rayqueue.bridge.ranges import Range, clip, share, split
-from rayqueue.bridge.scan import read
+from rayqueue.bridge.ranges import clip, share, split
 from rayqueue.errors import DataLossError, InvalidInputError
+from rayqueue.net.scan import Range
 from rayqueue.protocol.topics import TopicInfo, TopicPartition
 from rayqueue.spark.options import StreamOptions
-from rayqueue.spark.reader import RangePartition
+from rayqueue.spark.reader import RangePartition, read_range
 from rayqueue.spark.schema import arrow_schema_of
 from rayqueue.spark.worker import connected
 
@@ -140,9 +140,7 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return [RangePartition(each) for each in pieces]
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
-        if isinstance(partition, RangePartition):
-            options = self._options.read
-            yield from read(connected(options.where), partition.range, self._schema, options.scan)
+        return read_range(self._options.read, partition, self._schema)
 
     # -- progress --------------------------------------------------------------------------
 

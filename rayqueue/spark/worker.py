@@ -1,4 +1,4 @@
-"""What a Python process of Spark does once, so that its many tasks are cheap.
+"""A Python process of Spark: what it does once, so that its many tasks are cheap.
 
 Spark's daemon runs ``gc.collect()`` after every task. With Ray, Arrow and Spark
 loaded that is a walk over some hundred thousand objects, none of which is ever
@@ -13,7 +13,7 @@ import sys
 
 from rayqueue.bridge import connection
 from rayqueue.bridge.connection import Where
-from rayqueue.client.connection import RayQueue
+from rayqueue.client.handle import RayQueue
 
 _DAEMON = "pyspark.daemon"
 

@@ -15,10 +15,8 @@ task that is run again writes again.
 from __future__ import annotations
 
 import hashlib
-import secrets
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pyspark import TaskContext
@@ -26,20 +24,10 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 from pyspark.sql.types import StructType
 
 from rayqueue.bridge.connection import Where
-from rayqueue.bridge.lookup import Lookup
-from rayqueue.bridge.publish import DirectWriter, Publisher, publish_once
-from rayqueue.bridge.rows import Rows, RowSettings, check_write_columns
-from rayqueue.bridge.staging import (
-    SHARED,
-    Hold,
-    Piece,
-    StageWriter,
-    batch_hold,
-    ensure_staging,
-    job_hold,
-    staging_ends,
-)
-from rayqueue.client.connection import RayQueue
+from rayqueue.bridge.job import Job
+from rayqueue.bridge.publish import Publisher
+from rayqueue.bridge.rows import RowSettings, check_write_columns
+from rayqueue.bridge.staging import SHARED, Piece
 from rayqueue.errors import BridgeError
 from rayqueue.protocol.topics import check_name
 from rayqueue.spark.options import WriteOptions
@@ -61,54 +49,25 @@ class Staged(WriterCommitMessage):
     """Of the hold of this attempt at the micro-batch."""
 
 
-class _Task:
-    """What both writers do in a task. Travels to the executors."""
+def _write(options: WriteOptions, job: Job, batches: Iterable[Any]) -> Staged:
+    """What a task does, of either writer."""
+    context = TaskContext.get()
+    number = 0 if context is None else context.partitionId()
+    query = _told(context, _QUERY_ID)
+    return Staged(job.write(connected(options.where), batches, number), query, job.token)
 
-    def __init__(self, options: WriteOptions, *, stream: bool, floors: Sequence[int] = ()) -> None:
-        self.options = options
-        self.stream = stream
-        self.floors = floors
-        self.token = secrets.token_hex(8)
 
-    def write(self, batches: Iterable[Any]) -> Staged:
-        options = self.options
-        rq = connected(options.where)
-        topics = Lookup(rq).topics(options.topics)
-        context = TaskContext.get()
-        number = context.partitionId() if context is not None else 0
-        settings = RowSettings(
-            topic=options.topic,
-            partitioner=options.partitioner,
-            compression=options.compression,
-            batch_bytes=options.batch_bytes,
-            max_batch_bytes=rq.settings.log.max_batch_bytes,
-            lane=options.lane,
-        )
-        rows = Rows(topics, settings, seed=number)
-        query = _told(context, _QUERY_ID)
-        sink: StageWriter | DirectWriter
-        if options.exactly_once:
-            staging = staging_of(options, query) if self.stream or options.writer is not None else SHARED
-            stage = number % options.staging_partitions
-            before = partial(self._before, rq, staging, _told(context, _BATCH_ID))
-            sink = StageWriter(rq, staging, stage, before=before, inline_bytes=options.inline_bytes)
-        else:
-            sink = DirectWriter(rq)
-        for batch in batches:
-            sink.add(rows.add(batch))
-        sink.add(rows.finish())
-        return Staged(sink.finish(), query, self.token)
-
-    def hold(self, rq: RayQueue, staging: str, batch_id: str | None) -> Hold:
-        """What this job, or this attempt at a micro-batch, has staged."""
-        named = batch_id if self.stream else self.options.batch_id
-        name = job_hold(self.token) if named is None else batch_hold(int(named), self.token)
-        return Hold(rq, staging, name, self.floors)
-
-    def _before(self, rq: RayQueue, staging: str, batch_id: str | None, stage: int) -> None:
-        """The first thing that this task stages."""
-        make_staging(rq, self.options, staging)
-        self.hold(rq, staging, batch_id).take(stage)
+def _job(options: WriteOptions, staging: str = SHARED) -> Job:
+    rows = RowSettings(options.topic, options.partitioner, options.compression, options.batch_bytes, lane=options.lane)
+    return Job(
+        options.topics,
+        rows,
+        staging,
+        stages=options.staging_partitions,
+        inline_bytes=options.inline_bytes,
+        direct=not options.exactly_once,
+        batch_id=options.batch_id,
+    )
 
 
 class TopicWriter(DataSourceArrowWriter):
@@ -116,36 +75,26 @@ class TopicWriter(DataSourceArrowWriter):
 
     def __init__(self, options: WriteOptions, schema: StructType) -> None:
         check_write_columns(schema.names)
-        self._staging = SHARED if options.writer is None else staging_of(options, None)
-        floors: Sequence[int] = ()
+        self._options = options
+        staging = SHARED if options.writer is None else staging_of(options, None)
+        self._job = _job(options, staging)
         if options.exactly_once:
-            rq = connected(options.where)
-            if options.writer is not None:
-                make_staging(rq, options, self._staging)
-            floors = staging_ends(rq, self._staging)
-        self._task = _Task(options, stream=False, floors=floors)
+            self._job = self._job.begun(connected(options.where))
 
     def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:
-        return self._task.write(iterator)
+        return _write(self._options, self._job, iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        options = self._task.options
-        rq = connected(options.where)
-        if options.writer is not None and options.batch_id is not None:
-            _publish(options, self._staging, options.batch_id, messages)
-        elif options.exactly_once:
-            publish_once(rq, _pieces(messages), self._staging)
-            self._release(rq)
+        if self._options.writer is not None:
+            _publish(self._options, self._job, messages)
+        elif self._options.exactly_once:
+            self._job.publish(connected(self._options.where), _pieces(messages), None, b"")
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """The job has failed: let go of what its tasks have staged, whichever of them have told of it."""
-        options = self._task.options
         # Without a message of each task Spark has not called commit; with all of them, the batch may be decided.
-        if options.exactly_once and (options.writer is None or None in messages):
-            self._release(connected(options.where))
-
-    def _release(self, rq: RayQueue) -> None:
-        self._task.hold(rq, self._staging, None).release(trim=self._staging == SHARED)
+        if self._options.exactly_once and (self._options.writer is None or None in messages):
+            self._job.release(connected(self._options.where))
 
 
 class TopicStreamWriter(DataSourceStreamArrowWriter):
@@ -153,31 +102,34 @@ class TopicStreamWriter(DataSourceStreamArrowWriter):
 
     def __init__(self, options: WriteOptions, schema: StructType) -> None:
         check_write_columns(schema.names)
-        self._task = _Task(options, stream=True)
+        self._options = options
+        self._job = _job(options)
 
     def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:
-        return self._task.write(iterator)
+        job, context = self._job, TaskContext.get()
+        if self._options.exactly_once:
+            batch_id = _told(context, _BATCH_ID)
+            staging = staging_of(self._options, _told(context, _QUERY_ID))
+            job = replace(job, staging=staging, batch_id=None if batch_id is None else int(batch_id))
+        return _write(self._options, job, iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803  # Spark's
-        options = self._task.options
-        if options.exactly_once and messages:
-            _publish(options, staging_of(options, _first(messages).query), batchId, messages)
+        if self._options.exactly_once and messages:
+            staging = staging_of(self._options, _first(messages).query)
+            _publish(self._options, replace(self._job, staging=staging, batch_id=batchId), messages)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         """Nothing: what was staged goes with the batch, which the query runs again when it is started again."""
 
 
-def _publish(
-    options: WriteOptions, staging: str, batch_id: int, messages: Sequence[WriterCommitMessage | None]
-) -> None:
+def _publish(options: WriteOptions, job: Job, messages: Sequence[WriterCommitMessage | None]) -> None:
     if not messages:  # without tasks there are no rows
         return
     # Not by this writer's own token: Spark may have made another one for the commit than for the tasks.
     told = _first(messages)
-    make_staging(connected(options.where), options, staging)
-    publishing = publisher(options.where, staging, options.writer or told.query or "")
+    publishing = publisher(options.where, job.staging, options.writer or told.query or "")
     identity = (told.query or "").encode()
-    publishing.publish(batch_id, _pieces(messages), identity=identity, token=told.token)
+    replace(job, token=told.token).publish(connected(options.where), _pieces(messages), publishing, identity)
 
 
 def _first(messages: Sequence[WriterCommitMessage | None]) -> Staged:
@@ -207,15 +159,6 @@ def staging_of(options: WriteOptions, query: str | None) -> str:
             option="writerId",
         )
     return f"spark-staging.{check_name('topic', query)}"
-
-
-def make_staging(rq: RayQueue, options: WriteOptions, staging: str) -> None:
-    def replication() -> int:
-        return max(info.settings.replication for info in Lookup(rq).topics(options.topics).values())
-
-    ensure_staging(
-        rq, staging, partitions=options.staging_partitions, replication=replication, shared=staging == SHARED
-    )
 
 
 _publishers: dict[tuple[Where, str, str], Publisher] = {}

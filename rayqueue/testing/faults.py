@@ -13,9 +13,9 @@ from typing import NamedTuple
 import ray
 
 from rayqueue.actors.names import actor_name
-from rayqueue.client.connection import RayQueue
+from rayqueue.client.handle import RayQueue
 from rayqueue.errors import NotLeaderError, UnknownPartitionError
-from rayqueue.ids import GroupId, NodeId
+from rayqueue.ids import GroupId, ReplicaId
 
 _ANSWER_S = 10.0
 
@@ -37,7 +37,7 @@ def leader_of(rq: RayQueue, topic: str, partition: int = 0) -> Leader:
     described = rq.topic(topic).partitions[partition]
     for replica in described.replicas:
         if replica.role == "leader":
-            name = actor_name(GroupId(places[partition].group_id), NodeId(replica.node))
+            name = actor_name(GroupId(places[partition].group_id), ReplicaId(replica.node))
             process = ray.get(ray.get_actor(name, rq.namespace).process.remote(), timeout=_ANSWER_S)
             return Leader(replica.node, described.term, process.pid)
     raise NotLeaderError(f"nobody leads {topic}-{partition} at the moment", leader=None)

@@ -1,47 +1,26 @@
-"""Load from inside a replica's process, and what it cost.
+"""Load on a partition: one producer's batches over one connection, a bounded number in flight, and what it took.
 
-A test that sends every batch through a channel measures the channel. So the
-leader's process appends to itself: ``drive`` is what a producer would do, with
-a bounded number of batches in flight, in a thread of its own as the actor's
-callers are. What it measures includes making each batch anew (its sequence
-changes, so its checksum does).
+What it measures includes making each batch anew: its sequence changes, so its checksum does.
 """
 
 from __future__ import annotations
 
-import resource
+import asyncio
 import time
 from array import array
 from dataclasses import dataclass
-from pathlib import Path
-from queue import Empty, SimpleQueue
+from functools import partial
 from typing import Any
 
-from rayqueue.errors import AppendTimeoutError, RayQueueError
+from rayqueue.net.channel import Channel
+from rayqueue.protocol.data import Appended
 from rayqueue.records import HEADER_BYTES, BatchHeader
 from rayqueue.records.header import pack_header
-from rayqueue.replica import PartitionReplica, Status
-
-
-@dataclass(frozen=True, slots=True)
-class Usage:
-    """What a replica's process has used since it started."""
-
-    cpu_s: float
-    engine_cpu_s: float
-    """Of it, by the thread that drives the engine."""
-    memory_bytes: int
-    """Its own memory now, without the pages of files that are mapped into it."""
-    written_bytes: int
-    """What it made the kernel write to a disk."""
-    syncs: int
-    sync_s: float
-    """Time spent in syncs."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoadReport:
-    """What happened while ``batches`` were appended, seen from the leader's process."""
+    """What happened while ``batches`` were appended, seen from the client."""
 
     batches: int
     records: int
@@ -57,30 +36,6 @@ class LoadReport:
     @property
     def records_per_s(self) -> float:
         return self.records / self.wall_s
-
-    def percentile_ms(self, percent: float) -> float:
-        ordered = sorted(self.latencies_ms)
-        return ordered[min(len(ordered) - 1, int(len(ordered) * percent / 100))]
-
-
-def usage(status: Status) -> Usage:
-    """Call it on the engine's thread, as an answer of ``Replica.inspect``: it asks for that thread's own time."""
-    spent = resource.getrusage(resource.RUSAGE_SELF)
-    return Usage(
-        cpu_s=time.process_time(),
-        engine_cpu_s=time.thread_time(),
-        memory_bytes=_memory_bytes(),
-        written_bytes=spent.ru_oublock * 512,
-        syncs=status.syncs,
-        sync_s=status.sync_ms / 1000,
-    )
-
-
-def _memory_bytes() -> int:
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith("RssAnon:"):
-            return int(line.split()[1]) * 1024
-    return 0
 
 
 class _Stamp:
@@ -116,35 +71,37 @@ class _Stamp:
         return b"".join((header, *self._parts))
 
 
-def drive(replica: PartitionReplica, batch: bytes, count: int, in_flight: int, timeout_s: float) -> LoadReport:
-    """Append the batch ``count`` times, with at most ``in_flight`` unanswered. The first error ends it."""
+async def drive(channel: Channel, batch: bytes, count: int, in_flight: int) -> LoadReport:
+    """Append the batch ``count`` times, with at most ``in_flight`` unanswered. The first error ends it.
+
+    If the batch has a producer id, it must be a new one: sequences count from 0.
+    """
     stamp = _Stamp(batch)
-    answers: SimpleQueue[tuple[float, float, Any]] = SimpleQueue()
     latencies_ms = array("d")
     clock = time.perf_counter
+    left = count
+    done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def send() -> None:
+        nonlocal left
+        left -= 1
         prepared = stamp.next()
-        sent_s = clock()
-        replica.append(prepared, lambda result: answers.put((sent_s, clock(), result)))
+        channel.append(prepared).add_done_callback(partial(answered, clock()))
+
+    def answered(sent_s: float, answer: asyncio.Future[Appended]) -> None:
+        latencies_ms.append((clock() - sent_s) * 1000)
+        if done.done():
+            return
+        if (error := answer.exception()) is not None:
+            done.set_exception(error)
+        elif left:
+            send()
+        elif len(latencies_ms) == count:
+            done.set_result(None)
 
     started_s = clock()
-    deadline_s = started_s + timeout_s
-    sent = min(in_flight, count)
-    for _ in range(sent):
+    for _ in range(min(in_flight, count)):
         send()
-    while len(latencies_ms) < count:
-        try:
-            sent_s, answered_s, result = answers.get(timeout=max(0.0, deadline_s - clock()))
-        except Empty:
-            text = f"{len(latencies_ms)} of {count} batches were answered within {timeout_s} s"
-            raise AppendTimeoutError(text) from None
-        if isinstance(result, RayQueueError):
-            raise result
-        latencies_ms.append((answered_s - sent_s) * 1000)
-        if sent < count:
-            send()
-            sent += 1
-    wall_s = clock() - started_s
+    await done
     records = BatchHeader.parse(batch).count * count
-    return LoadReport(count, records, len(batch) * count, wall_s, latencies_ms)
+    return LoadReport(count, records, len(batch) * count, clock() - started_s, latencies_ms)

@@ -1,9 +1,8 @@
 """One replica's process, as the test sees it: started, called, killed, paused.
 
-Owns the process, the channel to it and the calls under way. A call is a future
-of its frame. When the process goes, every call under way fails with
-``OutcomeUnknownError``, as it would for any client; a call to a process that
-is gone already fails with ``ReplicaClosedError``.
+Owns the process, the control connection to it and the calls under way. When the
+process goes, every call under way fails with ``OutcomeUnknownError``; a call to
+a process that is gone already fails with ``ReplicaClosedError``.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from itertools import count
@@ -23,9 +21,9 @@ from typing import Any
 
 import rayqueue
 from rayqueue.config import Settings
-from rayqueue.errors import AppendTimeoutError, OutcomeUnknownError, ReplicaClosedError
-from rayqueue.ids import NodeId
-from rayqueue.testing.channel import Channel, Frame, unpack_error
+from rayqueue.errors import OutcomeUnknownError, RayQueueError, ReplicaClosedError
+from rayqueue.ids import ReplicaId
+from rayqueue.testing.control import Control
 
 CALL_TIMEOUT_S = 15.0
 START_TIMEOUT_S = 30.0
@@ -36,13 +34,13 @@ _LOG_TAIL_BYTES = 2000
 class Process:
     """A running (or ended) replica process. ``call`` may be used by any thread."""
 
-    def __init__(self, node_id: NodeId, log_path: Path) -> None:
-        self.node_id = node_id
+    def __init__(self, replica_id: ReplicaId, log_path: Path) -> None:
+        self.replica_id = replica_id
         self.paused = False
         self.killed = False
         self._log_path = log_path
-        self._ids = count(1)
-        self._waiting: dict[int, Future[Frame]] = {}
+        self._numbers = count(1)
+        self._waiting: dict[int, Future[Any]] = {}
         self._lock = threading.Lock()
         self._gone = False
         ours, theirs = socket.socketpair()
@@ -56,8 +54,8 @@ class Process:
                 env=_environment(),
                 cwd=log_path.parent,
             )
-        self._channel = Channel(ours)
-        self._reader = threading.Thread(target=self._read, name=f"answers of {node_id}", daemon=True)
+        self._control = Control(ours)
+        self._reader = threading.Thread(target=self._read, name=f"answers of {replica_id}", daemon=True)
         self._reader.start()
 
     @property
@@ -74,25 +72,25 @@ class Process:
         code = self._popen.poll()
         if code is None or self.killed:
             return None
-        return f"{self.node_id} ended with code {code}:\n{self._log_tail()}"
+        return f"{self.replica_id} ended with code {code}:\n{self._log_tail()}"
 
-    def call(self, name: str, blobs: Sequence[bytes] = (), **arguments: Any) -> Future[Frame]:
+    def call(self, name: str, **arguments: Any) -> Future[Any]:
         """Ask the process. The future has its answer, or the error it answered with."""
-        future: Future[Frame] = Future()
+        future: Future[Any] = Future()
         with self._lock:
             if self._gone:
-                raise ReplicaClosedError(f"the process of {self.node_id} is gone", node_id=self.node_id)
-            call_id = next(self._ids)
-            self._waiting[call_id] = future
+                raise ReplicaClosedError(f"the process of {self.replica_id} is gone", replica_id=self.replica_id)
+            number = next(self._numbers)
+            self._waiting[number] = future
         try:
-            self._channel.send({"id": call_id, "call": name, **arguments}, blobs)
+            self._control.call(number, name, arguments)
         except OSError:
             self._end()
         return future
 
     def ask(self, name: str, *, timeout_s: float = CALL_TIMEOUT_S, **arguments: Any) -> Any:
         """The result of a call, waited for."""
-        return result_of(self.call(name, **arguments), timeout_s).head["result"]
+        return result_of(self.call(name, **arguments), timeout_s)
 
     def kill(self) -> None:
         """kill -9, and wait until the process is gone."""
@@ -110,24 +108,26 @@ class Process:
         self.paused = False
 
     def _read(self) -> None:
-        while (frame := self._channel.receive()) is not None:
+        while (received := self._control.receive()) is not None:
+            number, answer = received
             with self._lock:
-                future = self._waiting.pop(frame.head["id"], None)
-            if future is None:
+                future = self._waiting.pop(number, None)
+            if future is None or not future.set_running_or_notify_cancel():
                 continue
-            if "error" in frame.head:
-                future.set_exception(unpack_error(frame.head["error"]))
+            if isinstance(answer, RayQueueError):
+                future.set_exception(answer)
             else:
-                future.set_result(frame)
+                future.set_result(answer)
         self._end()
-        self._channel.close()
+        self._control.close()
 
     def _end(self) -> None:
         with self._lock:
             self._gone = True
             waiting, self._waiting = self._waiting, {}
         for future in waiting.values():
-            future.set_exception(OutcomeUnknownError(f"the process of {self.node_id} ended before it answered"))
+            if future.set_running_or_notify_cancel():
+                future.set_exception(OutcomeUnknownError(f"the process of {self.replica_id} ended before it answered"))
 
     def _log_tail(self) -> str:
         with self._log_path.open("rb") as log:
@@ -135,12 +135,12 @@ class Process:
             return log.read().decode(errors="replace")
 
 
-def result_of(future: Future[Frame], timeout_s: float) -> Frame:
+def result_of(future: Future[Any], timeout_s: float) -> Any:
     """Wait for an answer. No answer in time says nothing about the outcome."""
     try:
         return future.result(timeout_s)
     except FutureTimeoutError:
-        raise AppendTimeoutError(f"no answer within {timeout_s:.1f} s; outcome unknown") from None
+        raise OutcomeUnknownError(f"no answer within {timeout_s:.1f} s; outcome unknown") from None
 
 
 def settings_values(settings: Settings, secret: str) -> dict[str, Any]:

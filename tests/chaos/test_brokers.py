@@ -13,7 +13,7 @@ import rayqueue
 from rayqueue.actors.names import actor_name
 from rayqueue.config import Settings
 from rayqueue.errors import ClusterStartError
-from rayqueue.ids import GroupId, NodeId
+from rayqueue.ids import GroupId, ReplicaId
 from rayqueue.protocol.topics import PartitionInfo
 from rayqueue.testing import wait_for
 from tests.integration.ray_clusters import ray_cluster
@@ -25,7 +25,7 @@ BROKERS = ("b1", "b2", "b3")
 
 def replica_on(partition: PartitionInfo, broker: str) -> Any:
     node = next(replica.node for replica in partition.replicas if replica.broker == broker)
-    return ray.get_actor(actor_name(GroupId(partition.group_id), NodeId(node)), "rayqueue")
+    return ray.get_actor(actor_name(GroupId(partition.group_id), ReplicaId(node)), "rayqueue")
 
 
 def alive(rq: rayqueue.RayQueue) -> set[str]:

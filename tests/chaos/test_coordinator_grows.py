@@ -11,11 +11,11 @@ import pytest
 import ray
 
 import rayqueue
-from rayqueue.actors.home import load_cluster
-from rayqueue.actors.names import COORDINATOR, actor_name
+from rayqueue.actors.keeper.home import load_cluster
+from rayqueue.actors.names import actor_name
 from rayqueue.config import Settings
 from rayqueue.errors import ClusterStartError, RayQueueError
-from rayqueue.ids import NodeId
+from rayqueue.ids import COORDINATOR, ReplicaId
 from rayqueue.testing import wait_for
 from tests.integration.ray_clusters import ray_cluster
 
@@ -25,7 +25,7 @@ THREE = ("c1", "c2", "c3")
 
 
 def coordinator(node: str) -> Any:
-    return ray.get_actor(actor_name(COORDINATOR, NodeId(node)), "rayqueue")
+    return ray.get_actor(actor_name(COORDINATOR, ReplicaId(node)), "rayqueue")
 
 
 def votes_of_three(nodes: tuple[str, ...] = THREE) -> bool:

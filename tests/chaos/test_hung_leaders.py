@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import rayqueue
-from rayqueue.client.connection import RayQueue
+from rayqueue.client.handle import RayQueue
 from rayqueue.testing import wait_for
 from tests.integration.consumers import coordinator_pid, leader_pid
 from tests.integration.ray_clusters import ray_cluster

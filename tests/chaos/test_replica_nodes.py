@@ -14,10 +14,9 @@ import ray
 from ray.cluster_utils import Cluster
 
 from rayqueue.client.embedded import RAY_SYSTEM_SETTINGS, loopback_only
-from rayqueue.config import Settings
 from rayqueue.testing import wait_for
-from rayqueue.testing.ray_group import ReplicaGroup
-from tests.integration.actor_groups import Writing, check_history
+from tests.integration.actor_groups import ActorGroup, actor_settings, check_history, wait_for_more
+from tests.integration.history import Writer
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -46,19 +45,18 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
 def test_group_outlives_a_node(cluster: Any, tmp_path: Path) -> None:
     workers = {node.node_id: node for node in cluster.worker_nodes}
     places = [cluster.head_node.node_id, *workers]
-    with ReplicaGroup.start("nodes-0", Settings(data_dir=tmp_path), ray_node_ids=places) as group:
+    with ActorGroup("nodes-0", actor_settings(data_dir=tmp_path), ray_node_ids=places) as group:
         assert [group.process(node).ray_node_id for node in group.nodes] == places
         # The node that dies must not be the driver's.
         doomed = group.nodes[1]
         if group.leader() != doomed:
             group.transfer_leadership(doomed)
             wait_for(lambda: group.leader() == doomed, f"{doomed} to lead")
-        with Writing(group) as writing:
-            writing.wait_for(50)
+        with Writer(group.client, 1) as writer:
+            wait_for_more(writer, 50)
             cluster.remove_node(workers[places[1]], allow_graceful=False)
             # Its replica leads on for a moment: a worker notices the death of its raylet only after a while.
             wait_for(lambda: group.leader() != doomed, "another leader", 30.0)
-            writing.wait_for(50)
+            wait_for_more(writer, 50)
             wait_for(lambda: doomed not in group.statuses(), f"the end of {doomed}", 30.0)
-            writing.finish()
-        check_history(group, writing, replicas=2)
+        check_history(group, writer, replicas=2)

@@ -46,7 +46,7 @@ from rayqueue.cluster.machine import ClusterMachine
 from rayqueue.cluster.tables import COORDINATOR
 from rayqueue.config import RaftSettings
 from rayqueue.errors import RayQueueError
-from rayqueue.ids import GroupId, NodeId
+from rayqueue.ids import GroupId, ReplicaId
 from rayqueue.log.lmdb_codec import FORMAT_VERSION
 from rayqueue.log.lmdb_store import LmdbOptions, LmdbStore
 from rayqueue.log.store import Schema
@@ -67,7 +67,7 @@ from rayqueue.partition.tables import PARTITION
 from rayqueue.protocol.topics import TopicPartition, TopicSettings
 from rayqueue.raft.engine import RaftEngine
 from rayqueue.raft.machine import StateMachine
-from rayqueue.raft.members import Members
+from rayqueue.raft.replica_set import ReplicaSet
 from rayqueue.records import RecordBatch
 
 HERE = Path(__file__).parent
@@ -76,7 +76,7 @@ CONTENTS = "contents.json"
 
 PARTITION_ID = GroupId("orders-0")
 COORDINATOR_ID = GroupId("coordinator")
-LEADER, FOLLOWER, FIRST = NodeId("r0"), NodeId("r1"), NodeId("c1")
+LEADER, FOLLOWER, FIRST = ReplicaId("r0"), ReplicaId("r1"), ReplicaId("c1")
 
 SMALL = LmdbOptions(map_bytes=256 << 10, map_step_bytes=64 << 10, reserve_bytes=32 << 10, wal_bytes=32 << 10)
 """The write-ahead file's size is part of a store, so the stores that were written need this one."""
@@ -111,7 +111,7 @@ def partition_contents(store: LmdbStore) -> dict[str, Any]:
     return _plain(
         {
             "raft": _raft_contents(store),
-            "settings": msgspec.to_builtins(partition.settings),
+            "settings": msgspec.structs.asdict(partition.settings),
             "bounds": (partition.start_offset, partition.readable_from, partition.next_offset),
             "size": (partition.total_bytes, partition.max_timestamp),
             "lags": partition.lags(),
@@ -243,7 +243,7 @@ class Leader:
             answers += self._step_until(1)
         return answers
 
-    def change_members(self, members: Members) -> None:
+    def change_members(self, members: ReplicaSet) -> None:
         self.engine.change_members(members, "members")
         self._step_until(1)
 
@@ -283,9 +283,9 @@ def _batch(first: int, count: int, **fields: Any) -> bytes:
 
 def write_partition(path: Path) -> None:
     store = LmdbStore.create(path / "partition", PARTITION_ID, LEADER, SMALL, PARTITION)
-    RaftEngine.bootstrap(store, Members.of([LEADER]))
+    RaftEngine.bootstrap(store, ReplicaSet.of([LEADER]))
     leader = Leader(store, Partition(store, PartitionSettings(lanes=3)))
-    leader.change_members(Members.of([LEADER], [FOLLOWER]))
+    leader.change_members(ReplicaSet.of([LEADER], [FOLLOWER]))
     leader.write(
         configure_command(SETTINGS),
         pass_time_command(NOW_MS),
@@ -340,7 +340,7 @@ def write_partition(path: Path) -> None:
 
 def write_cluster(path: Path) -> None:
     store = LmdbStore.create(path / "coordinator", COORDINATOR_ID, FIRST, SMALL, COORDINATOR)
-    RaftEngine.bootstrap(store, Members.of([FIRST]))
+    RaftEngine.bootstrap(store, ReplicaSet.of([FIRST]))
     leader = Leader(store, ClusterMachine(store))
 
     def write(*commands: AnyCommand) -> None:
@@ -388,12 +388,12 @@ def write_cluster(path: Path) -> None:
 
 class Kept(NamedTuple):
     group_id: GroupId
-    node_id: NodeId
+    replica_id: ReplicaId
     schema: Schema
     contents: Callable[[LmdbStore], dict[str, Any]]
 
     def open(self, path: Path) -> LmdbStore:
-        return LmdbStore.open(path, self.group_id, self.node_id, SMALL, self.schema)
+        return LmdbStore.open(path, self.group_id, self.replica_id, SMALL, self.schema)
 
 
 STORES = {

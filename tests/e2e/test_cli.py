@@ -14,6 +14,8 @@ from typing import IO, Any
 
 import pytest
 
+from rayqueue.client.local_ray import process_started
+
 pytestmark = pytest.mark.timeout(300)
 
 
@@ -28,7 +30,8 @@ class Shell:
     def __init__(self, home: Path) -> None:
         self.home = home
         clean = {name: value for name, value in os.environ.items() if not name.startswith("RAYQUEUE_")}
-        self._environment = clean | {"COLUMNS": "120"}
+        self._ray_log = home.parent / "ray-said.log"
+        self._environment = clean | {"COLUMNS": "120", "_RAYQUEUE_RAY_LOG": str(self._ray_log)}
 
     def begin(self, *arguments: str, **pipes: Any) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
@@ -45,7 +48,9 @@ class Shell:
         """What it wrote to standard output, or to standard error if that is what it should end with."""
         process = self.begin(*arguments, stdin=subprocess.PIPE)
         out, words = process.communicate(stdin, timeout=120)
-        assert process.returncode == code, f"{arguments}\n{out!r}\n{words!r}"
+        if process.returncode != code:
+            ray_said = self._ray_log.read_text(errors="replace")[-8000:] if self._ray_log.exists() else ""
+            raise AssertionError(f"{arguments} ended with {process.returncode}\n{out!r}\n{words!r}\n{ray_said}")
         return (out if code == 0 else words).decode()
 
 
@@ -61,7 +66,7 @@ def shell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shell]:
         assert json.loads(shell("status", "--json"))["cluster"]["cluster_id"] == up["cluster"]["cluster_id"]
         yield shell
         assert "RayQueue has stopped" in shell("down")
-        assert not Path(f"/proc/{pid}").exists()
+        assert process_started(pid) is None
     finally:
         if head.exists():  # something failed before it came to `down`
             os.kill(pid, signal.SIGTERM)

@@ -17,18 +17,17 @@ import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from rayqueue.actors.endpoint import Endpoint
-from rayqueue.client.channel import Channel
 from rayqueue.config import Settings
 from rayqueue.errors import RayQueueError
-from rayqueue.ids import NodeId
+from rayqueue.net.channel import Channel
+from rayqueue.net.endpoint import Endpoint
 from rayqueue.protocol.data import ANY_LANE, Cursor, FetchRequest
 from rayqueue.protocol.frames import Kind, head
 from rayqueue.records import Compression, RecordBatch
 from rayqueue.testing import ProcessGroup
 from tests.fuzz import mutations
 from tests.fuzz.targets import BATCHES, COORDINATOR_CALLS, FRAMES, PARTITION_CALLS, TARGETS, _resealed
-from tests.unit.client_net import RawClient
+from tests.unit.net.client_net import RawClient
 
 MAX_P99_MS = 500.0
 SLOWER = 3
@@ -64,7 +63,7 @@ def attack(seconds: float, seed: int) -> LiveReport:
 
 def _attack(group: ProcessGroup, seconds: float, seed: int, report: LiveReport) -> None:
     leader = group.leader()
-    endpoints = [_endpoint(group, node) for node in (leader, *(node for node in group.nodes if node != leader))]
+    endpoints = [group.endpoint(node) for node in (leader, *(node for node in group.nodes if node != leader))]
     before, memory_mb = group.status(leader), _memory_mb(group.pid(leader))
     alone = asyncio.run(_behave(endpoints[0], min(2.0, seconds / 2), report))
     report.alone_p99_ms = _p99(alone)
@@ -86,11 +85,6 @@ def _attack(group: ProcessGroup, seconds: float, seed: int, report: LiveReport) 
     most_ms = max(MAX_P99_MS, SLOWER * report.alone_p99_ms)
     if report.p99_ms > most_ms:
         report.complaints.append(f"the client beside waited {report.p99_ms} ms (p99); {most_ms} are allowed")
-
-
-def _endpoint(group: ProcessGroup, node: NodeId) -> Endpoint:
-    status = group.status(node)
-    return Endpoint(*status.address, group.token(node), node, status.leader, status.term)
 
 
 async def _behave(endpoint: Endpoint, seconds: float, report: LiveReport) -> list[float]:

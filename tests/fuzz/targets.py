@@ -15,14 +15,15 @@ from typing import Any, NamedTuple, get_args
 
 import msgspec
 
-from rayqueue.actors.endpoint import Endpoint
-from rayqueue.client.channel import Channel
 from rayqueue.cluster import commands as cluster_commands
-from rayqueue.config import CallSettings, Settings
+from rayqueue.config import Settings
 from rayqueue.errors import InvariantBrokenError, RayQueueError
-from rayqueue.ids import GroupId, Index, NodeId, Term
+from rayqueue.ids import GroupId, Index, ReplicaId, Term
 from rayqueue.log.store import Entry
-from rayqueue.partition import Admission, PartitionSettings, commands, offset_for_time, read_lanes
+from rayqueue.net.channel import Channel
+from rayqueue.net.endpoint import Endpoint
+from rayqueue.partition import PartitionSettings, commands
+from rayqueue.partition.jobs import commands as job_commands
 from rayqueue.protocol import calls, hello
 from rayqueue.protocol.data import (
     ANY_LANE,
@@ -36,21 +37,19 @@ from rayqueue.protocol.data import (
 )
 from rayqueue.protocol.failures import decode_failure, encode_failure
 from rayqueue.protocol.frames import Frame, FrameReader, Kind, head
-from rayqueue.protocol.seals import Seals
+from rayqueue.protocol.jobs import JOB_HEADER, JobOptions, Settlement, decode_options, encode_options
 from rayqueue.protocol.topics import PartitionInfo, ReplicaInfo, TopicInfo, TopicPartition, TopicSettings
 from rayqueue.raft import messages, wire
 from rayqueue.raft.clients import Guest
 from rayqueue.raft.handshake import Acceptor, Dialer, Identity
-from rayqueue.raft.members import Members
+from rayqueue.raft.replica_set import ReplicaSet
 from rayqueue.records import HEADER_BYTES, BatchHeader, Compression, RecordBatch, validate
 from rayqueue.records.checksum import crc32c, entry_crc
 from rayqueue.records.compression import pack, unpack
 from rayqueue.replica.partition_service import PartitionService
-from rayqueue.replica.tail import Tail
-from rayqueue.replica.watched import WatchedPartition
 from tests.fuzz import mutations
-from tests.unit.cluster_state import Service
-from tests.unit.partition_log import Log
+from tests.unit.cluster.cluster_state import Service
+from tests.unit.partition.partition_log import Log
 
 Run = Callable[[bytes], None]
 
@@ -75,6 +74,9 @@ def typed(run: Run, data: bytes) -> None:
 # -- calls and answers ---------------------------------------------------------------------
 
 
+_SETTLEMENT = Settlement(kind="nack", token=1, jobs=((1, 2), (5, 1)), reason="r")
+
+
 def _example(cls: type[calls.Call]) -> calls.Call:
     """A call with something in every field."""
     known: dict[str, Any] = {
@@ -92,6 +94,10 @@ def _example(cls: type[calls.Call]) -> calls.Call:
         "before": 1,
         "timestamp_ms": 1,
         "count": 2,
+        "worker": "w1",
+        "settlements": (_SETTLEMENT,),
+        "ids": (1, 2),
+        "dedupe_ids": ("d",),
     }
     wanted = [each.name for each in msgspec.structs.fields(cls) if each.name in known or each.required]
     return cls(**{name: known.get(name, 1) for name in wanted})
@@ -152,33 +158,33 @@ class _Replica:
     """What a service asks of its replica, where every proposal is committed at once."""
 
     group_id = GroupId("t-0-1")
-    node_id, role, leader, term, is_leader = NodeId("n1"), "leader", NodeId("n1"), Term(1), True
+    replica_id, role, leader, term, is_leader = ReplicaId("n1"), "leader", ReplicaId("n1"), Term(1), True
 
-    def __init__(self) -> None:
-        self.log = Log(PartitionSettings(lanes=2))
-        self.log.partition = WatchedPartition(self.log.store, self.log.settings)
-        self.partition: WatchedPartition = self.log.partition
-        self.partition.grown = set()
-        self.partition.tail = Tail(self.partition.next_offset, 1 << 20, self.partition.lane_ends())
-        self.service: Any = PartitionService(
-            self,  # type: ignore[arg-type]
-            self.partition,
-            Admission(self.partition),
-            self.partition.tail,
-            CallSettings(max_fetches=100),
-            Seals(_SECRET),
-        )
+    def __init__(self, partition: PartitionSettings | None = None) -> None:
+        self.log = Log(partition or PartitionSettings(lanes=2))
+        self.clients = self
+        settings = Settings(calls={"max_fetches": 100}, transport={"secret": _SECRET.decode()})
+        self.service: Any = PartitionService(self, self.log.partition, settings)  # type: ignore[arg-type]
         self.work: list[Callable[[], None]] = []
 
-    @property
-    def status(self) -> Any:
-        return self
+    refuses_records = False
 
-    size_bytes = 0
+    @property
+    def applied(self) -> int:
+        return self.log.partition.applied
+
+    @property
+    def next_index(self) -> int:
+        return self.applied + 1
+
+    def client_status(self) -> calls.ReplicaStatus:
+        start, end = self.service.bounds()
+        return calls.ReplicaStatus(self.replica_id, self.role, self.leader, self.term, start, end, 0)
 
     def check_leads(self) -> None: ...
 
-    def keep_time(self) -> None: ...
+    def tell_log(self, payload: bytes) -> None:
+        self.log.apply(payload)
 
     def is_full(self, client: int) -> bool:
         return False
@@ -196,11 +202,10 @@ class _Replica:
         self.log.store.sync()
         work()
 
-    def find_offset(self, timestamp_ms: int) -> int:
-        with self.log.store.snapshot() as snapshot:
-            return offset_for_time(snapshot, timestamp_ms)
-
     def once_synced(self, pending: Any, result: Any) -> None: ...
+
+    def hand_over(self, to: ReplicaId, answer: Callable[[Any], None]) -> None:
+        answer(None)
 
     def propose(self, payload: bytes, answer: Callable[[Any], None]) -> None:
         answer(self.log.apply(payload))
@@ -211,9 +216,8 @@ class _Replica:
     def run(self, work: Callable[[], None]) -> None:
         self.work.append(work)
 
-    def read_cursors(self, cursors: Any, max_bytes: int) -> Any:
-        with self.log.store.snapshot() as snapshot:
-            return read_lanes(snapshot, cursors, max_bytes)
+    def snapshot(self) -> Any:
+        return self.log.store.snapshot()
 
 
 class _Now:
@@ -229,18 +233,28 @@ class _Now:
         done(self._check(payload))
 
 
+def _queue() -> Run:
+    return _serving(_Replica(PartitionSettings(queue=True, lanes=2, ordered_by_key=True, lease_ms=5, max_deliveries=2)))
+
+
 def _partition() -> Run:
-    replica = _Replica()
-    replica.service._checks.close()
-    replica.service._disk.shutdown()
-    replica.service._checks = _Now(replica.service._check)
-    replica.service._beside = lambda work, done: done(work())
+    return _serving(_Replica())
+
+
+def _serving(replica: _Replica) -> Run:
+    service = replica.service
+    service.appends._checks.close()
+    service.appends._checks = _Now(service.appends._check)
+    service.disk.close()
+    service.disk.read = lambda work, done: done(work())
+    service.lead(0.0)
 
     def run(data: bytes) -> None:
         kind, body = data[:1] or b"\0", data[1:]
         if kind[0] in (Kind.APPEND, Kind.APPEND_LEADER, Kind.APPEND_UNACKED):
             body = _resealed(body)
         replica.service.serve(1, Frame(kind[0], 1, memoryview(body)))
+        replica.service.gather()
         replica.service.tick(0.0)
 
     return run
@@ -379,6 +393,8 @@ RAFT = [
         messages.AppendReply(Term(2), True, Index(5), Index(8), 9),
         messages.InstallSnapshot(Term(2), Index(5), Term(1), 9, b"members", b"state" * 10),
         messages.TimeoutNow(Term(2)),
+        messages.Inquiry(Term(2), 7),
+        messages.Account(Term(2), 7, Index(5), Term(1), Index(0), ReplicaSet.of(["a", "b"]).encode()),
     )
 ]
 
@@ -404,12 +420,12 @@ def _raft_resealed(data: bytes) -> bytes:
 # -- handshakes ----------------------------------------------------------------------------------------
 
 _SECRET = b"a secret of sixteen"
-_ME = Identity(NodeId("n1"), GroupId("g"), "127.0.0.1", 9, bytes(16))
-_YOU = Identity(NodeId("n2"), GroupId("g"), "127.0.0.1", 9, bytes(16))
+_ME = Identity(ReplicaId("n1"), GroupId("g"), "127.0.0.1", 9, bytes(16))
+_YOU = Identity(ReplicaId("n2"), GroupId("g"), "127.0.0.1", 9, bytes(16))
 
 
 def _dialer() -> Dialer:
-    return Dialer(_YOU, _SECRET, NodeId("n1"), nonce=b"d" * 32, attempt=1)
+    return Dialer(_YOU, _SECRET, ReplicaId("n1"), nonce=b"d" * 32, attempt=1)
 
 
 def _acceptor() -> Acceptor:
@@ -459,7 +475,7 @@ def _channel() -> Run:
     """A connection of a client to whoever listens where a replica did."""
     loop = asyncio.new_event_loop()
     settings = Settings(transport={"max_frame_bytes": 8 << 20})
-    endpoint = Endpoint("127.0.0.1", 9, bytes(32), NodeId("n1"), None, Term(1))
+    endpoint = Endpoint("127.0.0.1", 9, bytes(32), ReplicaId("n1"), None, Term(1))
 
     async def talk(data: bytes) -> None:
         channel = Channel(endpoint, settings, loop)
@@ -521,9 +537,9 @@ def _each(*decoders: Callable[[Any], Any]) -> Callable[[], Run]:
 
 
 def _members(data: bytes) -> None:
-    """Members come from a majority's log, so that only a bug can have written others: it is said so, no more."""
+    """Memberships come from a majority's log, so that only a bug can have written others: it is said so, no more."""
     try:
-        Members.decode(data)
+        ReplicaSet.decode(data)
     except InvariantBrokenError:
         return
 
@@ -547,6 +563,18 @@ TARGETS: dict[str, Target] = {
         _partition,
         _draw_request,
     ),
+    "queue": Target(
+        [
+            *[bytes((Kind.CALL,)) + call for call in PARTITION_CALLS],
+            bytes((Kind.APPEND,)) + RecordBatch.encode([b"v"] * 5, [b"k"] * 5, timestamps=1),
+            bytes((Kind.APPEND,))
+            + RecordBatch.encode(
+                [b"v"], headers=[{JOB_HEADER: encode_options(JobOptions(5, 7, 9, "d", True))}], timestamps=1
+            ),
+        ],
+        _queue,
+        _draw_request,
+    ),
     "batches": Target(BATCHES, _batch, _draw_batch),
     "frames": Target(FRAMES, _frames),
     "raft frames": Target(RAFT, _raft),
@@ -556,6 +584,13 @@ TARGETS: dict[str, Target] = {
         _each(lambda data: decode_fetched(memoryview(data)), lambda data: decode_appended(memoryview(data))),
     ),
     "a client's connection": Target(REPLIES, _channel),
+    "job options": Target(
+        [
+            encode_options(JobOptions()),
+            encode_options(JobOptions(5, 7, 9, "d", True)),
+        ],
+        _each(decode_options),
+    ),
     "commands": Target(
         [
             commands.commit_command("g", 1, {0: 5}, metadata=b"m"),
@@ -565,10 +600,14 @@ TARGETS: dict[str, Target] = {
             commands.delete_group_command("g"),
             commands.fence_command(7, 1),
             commands.configure_command(PartitionSettings()),
+            job_commands.lease_command(5, [job_commands.Request("w", 1, 10, 1, 0, False)]),
+            job_commands.settle_command(5, [job_commands.settle("w", _SETTLEMENT)]),
+            job_commands.end_workers_command(5, ["w"]),
+            job_commands.change_command(5, "redrive", [1, 2]),
             cluster_commands.encode_command(cluster_commands.CreateTopic("t", TopicSettings(), (("b0",),))),
             cluster_commands.encode_command(cluster_commands.ChangeGroup("g", (cluster_commands.Leave("m"),))),
         ],
         _each(commands.decode, cluster_commands.decode_command),
     ),
-    "members": Target([Members.of(["n1", "n2"], ["n3"]).encode()], lambda: _members),
+    "members": Target([ReplicaSet.of(["n1", "n2"], ["n3"]).encode()], lambda: _members),
 }

@@ -15,8 +15,8 @@ import ray
 
 import rayqueue
 from rayqueue.actors.names import actor_name
-from rayqueue.client.connection import RayQueue
 from rayqueue.client.embedded import embedded_ray
+from rayqueue.client.handle import RayQueue
 from rayqueue.errors import ClosedError, RayQueueError
 from rayqueue.protocol.topics import TopicPartition
 

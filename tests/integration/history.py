@@ -1,4 +1,4 @@
-"""What producers wrote to a process group, and whether the replicas have it.
+"""The history of a partition: what producers wrote to it, and whether its replicas have it.
 
 ``Writer`` is an idempotent producer in a thread; its records are numbered.
 ``check_logs`` reads every replica's whole log and demands what was promised:
@@ -9,12 +9,13 @@ order and once, and every acknowledged one where its acknowledgement said.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from types import TracebackType
 
+from rayqueue.ids import ReplicaId
 from rayqueue.partition import Appended, Fetched
 from rayqueue.records import RecordBatch
-from rayqueue.testing import ProcessGroup
+from rayqueue.testing import PartitionClient, ProcessGroup
 
 RECORDS_PER_BATCH = 5
 
@@ -29,11 +30,13 @@ def numbered(producer_id: int, first: int, count: int = RECORDS_PER_BATCH, paddi
 class Writer:
     """Writes until its ``with`` block ends, then waits until all it wrote is acknowledged."""
 
-    def __init__(self, group: ProcessGroup, producer_id: int, *, in_flight: int = 4, padding_bytes: int = 0) -> None:
+    def __init__(
+        self, client: PartitionClient, producer_id: int, *, in_flight: int = 4, padding_bytes: int = 0
+    ) -> None:
         self.producer_id = producer_id
         self.acked: list[Appended] = []
         """Answers, in the order of the batches: the n-th has the records from ``n * RECORDS_PER_BATCH`` on."""
-        self._group = group
+        self._client = client
         self._in_flight = in_flight
         self._padding_bytes = padding_bytes
         self._stop = threading.Event()
@@ -65,7 +68,7 @@ class Writer:
 
     def _run(self) -> None:
         try:
-            for answer in self._group.append_each(self._batches(), in_flight=self._in_flight):
+            for answer in self._client.append_each(self._batches(), in_flight=self._in_flight):
                 self.acked.append(answer)
         except Exception as error:  # noqa: BLE001  # raised again where the test sees it
             self._error = error
@@ -77,14 +80,22 @@ class Writer:
             first += RECORDS_PER_BATCH
 
 
-def check_logs(group: ProcessGroup, *writers: Writer, from_disk: bool = False) -> list[Fetched]:
+def end_of(answer: Appended) -> int:
+    """The offset after the batch."""
+    return answer.base_offset + answer.count
+
+
+def check_logs(group: ProcessGroup, *writers: Writer) -> list[Fetched]:
     """Every running replica has the whole history, and the same. Returns it."""
-    end = max((answer.base_offset + answer.count for writer in writers for answer in writer.acked), default=0)
+    end = max((end_of(answer) for writer in writers for answer in writer.acked), default=0)
     group.wait_for_offset(end)
-    logs = {node: group.read_log(node, from_disk=from_disk) for node in group.running}
-    first_node = group.running[0]
-    log = logs[first_node]
-    for node, other in logs.items():
+    return check_history({node: group.client.read_log(via=node) for node in group.running}, *writers)
+
+
+def check_history(logs: Mapping[ReplicaId, list[Fetched]], *writers: Writer) -> list[Fetched]:
+    """These replicas' whole logs are the same, and have what was acknowledged. Returns it."""
+    (first_node, log), *others = logs.items()
+    for node, other in others:
         assert other == log, f"{node} and {first_node} differ"
     values = _values(log)
     for writer in writers:
@@ -109,5 +120,5 @@ def _check_writer(writer: Writer, values: list[bytes | None]) -> None:
     assert len(numbers) >= writer.written
     for position, answer in enumerate(writer.acked):
         first = position * RECORDS_PER_BATCH
-        found = values[answer.base_offset : answer.base_offset + answer.count]
+        found = values[answer.base_offset : end_of(answer)]
         assert found == mine[first : first + RECORDS_PER_BATCH], f"batch {position} is not where {answer} says"

@@ -9,15 +9,16 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import ray
 from ray.cluster_utils import Cluster
 
-from rayqueue.client.connection import _Shared
-from rayqueue.client.embedded import RAY_SYSTEM_SETTINGS, forget_token_mode, loopback_only
+from rayqueue.actors._ray import forget_token_mode
+from rayqueue.client.embedded import RAY_SYSTEM_SETTINGS, loopback_only
+from rayqueue.client.shared import SharedConnections
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -38,8 +39,10 @@ class RayCluster:
     Without ``labels`` the names are the test's only: the nodes find out by themselves which brokers they are.
     """
 
-    def __init__(self, *brokers: str, labels: bool = True) -> None:
+    def __init__(self, *brokers: str, labels: bool = True, racks: Mapping[str, str] | None = None) -> None:
+        """``racks``: by broker, the label that its node has for it."""
         self._labels = labels
+        self._racks = racks or {}
         self._temporary = tempfile.mkdtemp(prefix="rq-")  # short: see embedded_ray
         self._before = os.environ.get("RAY_TMPDIR")
         # The cluster also leaves its address here, for whoever looks for one; nobody else should find it.
@@ -57,7 +60,10 @@ class RayCluster:
         return str(self.cluster.address)
 
     def add(self, broker: str) -> None:
-        options: dict[str, Any] = dict(_SMALL, labels={"rayqueue.broker": broker} if self._labels else {})
+        labels = {"rayqueue.broker": broker} if self._labels else {}
+        if broker in self._racks:
+            labels["rayqueue.rack"] = self._racks[broker]
+        options: dict[str, Any] = dict(_SMALL, labels=labels)
         if not self.nodes:
             options |= {"include_dashboard": False, "_system_config": RAY_SYSTEM_SETTINGS | _NOTICE_DEATH_SOON}
         with loopback_only():
@@ -69,7 +75,8 @@ class RayCluster:
 
     def stop(self) -> None:
         try:
-            _Shared.end_all()  # a test that failed left its handles open, and Ray ends a process that asks it now
+            # A test that failed left its handles open, and Ray ends a process that asks it now.
+            SharedConnections.end_all()
             ray.shutdown()
             self.cluster.shutdown()
         finally:
@@ -81,8 +88,8 @@ class RayCluster:
 
 
 @contextlib.contextmanager
-def ray_cluster(*brokers: str, labels: bool = True) -> Iterator[RayCluster]:
-    made = RayCluster(*brokers, labels=labels)
+def ray_cluster(*brokers: str, labels: bool = True, racks: Mapping[str, str] | None = None) -> Iterator[RayCluster]:
+    made = RayCluster(*brokers, labels=labels, racks=racks)
     try:
         yield made
     finally:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rayqueue.client.connection import RayQueue
+from rayqueue.client.handle import RayQueue
 from rayqueue.errors import MissingDependencyError
 
 

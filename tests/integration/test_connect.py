@@ -16,7 +16,7 @@ import pytest
 import ray
 
 import rayqueue
-from rayqueue.actors.nodes import found_actors
+from rayqueue.actors.keeper.nodes import found_actors
 from rayqueue.config import Settings
 from rayqueue.errors import (
     ClosedError,
@@ -26,10 +26,10 @@ from rayqueue.errors import (
     StoreFormatError,
     TopicExistsError,
 )
-from rayqueue.ids import GroupId, NodeId
+from rayqueue.ids import GroupId, ReplicaId
 from rayqueue.log.lmdb_codec import FORMAT_VERSION
 from rayqueue.log.lmdb_file import holder
-from rayqueue.replica import create_replica
+from rayqueue.replica.start import create_replica
 from rayqueue.testing import wait_for
 from tests.integration.ray_clusters import RayCluster, ray_cluster, run_driver, run_program
 
@@ -280,7 +280,7 @@ def test_data_of_a_newer_release_is_refused_at_once(
     with monkeypatch.context() as later:
         later.setattr("rayqueue.log.lmdb_codec.FORMAT_VERSION", FORMAT_VERSION + 1)
         shutil.rmtree(store)
-        create_replica(store, GroupId("coordinator"), NodeId("c1"), None, made.settings)
+        create_replica(store, GroupId("coordinator"), ReplicaId("c1"), None, made.settings)
     began_s = time.monotonic()
     with pytest.raises(StoreFormatError, match=f"has format {FORMAT_VERSION + 1}, this release reads"):
         rayqueue.connect(namespace="newer", data_dir=tmp_path)

@@ -16,19 +16,19 @@ from typing import Any
 import pytest
 import ray
 
-from rayqueue.client.channel import Channel
+from rayqueue.actors.directory import RayDirectory
 from rayqueue.client.embedded import embedded_ray
 from rayqueue.client.io import IoThread
-from rayqueue.client.router import GroupRoute
 from rayqueue.config import Settings
 from rayqueue.errors import OutcomeUnknownError, RayQueueError
-from rayqueue.ids import NodeId
+from rayqueue.ids import ReplicaId
+from rayqueue.net.channel import Channel
+from rayqueue.net.route import GroupRoute
 from rayqueue.protocol import calls
 from rayqueue.protocol.data import ANY_LANE, READ_FOLLOWER, Appended, Cursor, FetchRequest
 from rayqueue.records import RecordBatch
 from rayqueue.testing import wait_for
-from rayqueue.testing.ray_group import ReplicaGroup
-from tests.integration.actor_groups import fetch_by, kill, new_producer, read_all, wait_for_end
+from tests.integration.actor_groups import ActorGroup, actor_settings, new_producer
 from tests.integration.history import RECORDS_PER_BATCH, numbered
 
 pytestmark = pytest.mark.timeout(120)
@@ -44,31 +44,27 @@ def local_ray() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ReplicaGroup]:
-    with ReplicaGroup.start("direct-0", Settings(data_dir=tmp_path_factory.mktemp("direct"))) as started:
+def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ActorGroup]:
+    with ActorGroup("direct-0", actor_settings(data_dir=tmp_path_factory.mktemp("direct"))) as started:
         yield started
 
 
 @pytest.fixture
-def group(started: ReplicaGroup) -> ReplicaGroup:
+def group(started: ActorGroup) -> ActorGroup:
     wait_for(lambda: len(started.statuses()) == 3, "all replicas", TIMEOUT_S)
     return started
 
 
 @pytest.fixture
-def route(group: ReplicaGroup) -> Iterator[GroupRoute]:
+def route(group: ActorGroup) -> Iterator[GroupRoute]:
     io = IoThread.shared()
 
     async def made() -> GroupRoute:
-        return route_to(group)
+        return group.route()
 
     route = io.call(made())
     yield route
     io.loop.call_soon_threadsafe(route.close)
-
-
-def route_to(group: ReplicaGroup) -> GroupRoute:
-    return GroupRoute(group.group_id, group.nodes, group.settings.namespace, group.settings)
 
 
 def run(work: Any) -> Any:
@@ -159,12 +155,10 @@ class Client:
         return last.base_offset + last.count
 
 
-def check(group: ReplicaGroup, *clients: Client, replicas: int = 3) -> None:
+def check(group: ActorGroup, *clients: Client, replicas: int = 3) -> None:
     """Every replica has each acknowledged batch once, where its answer says, in order; readers have read the same."""
     end = max(client._end() for client in clients)
-    wait_for_end(group, end, replicas=replicas)
-    logs = [read_all(fetch_by(group, node)) for node in group.statuses()]
-    assert len(logs) == replicas
+    logs = list(group.logs(end, replicas=replicas).values())
     assert all(log == logs[0] for log in logs)
     log = [(batch.base_offset, batch.payload) for batch in logs[0]]
     for client in clients:
@@ -176,13 +170,13 @@ def check(group: ReplicaGroup, *clients: Client, replicas: int = 3) -> None:
         assert client.read[: len(log)] == log[: len(client.read)]
 
 
-def test_the_leader_is_killed_while_clients_write_and_read(group: ReplicaGroup, route: GroupRoute) -> None:
+def test_the_leader_is_killed_while_clients_write_and_read(group: ActorGroup, route: GroupRoute) -> None:
     clients = [Client(route), Client(route)]
     for _ in range(2):
         for client in clients:
             client.wait_for(30)
         node = run(route.leader()).endpoint.node
-        kill(group, node)
+        group.kill(node)
         for client in clients:
             client.wait_for(30)
         assert run(route.leader()).endpoint.node != node
@@ -192,16 +186,16 @@ def test_the_leader_is_killed_while_clients_write_and_read(group: ReplicaGroup, 
     check(group, *clients)
 
 
-def test_all_are_killed_at_once(group: ReplicaGroup, route: GroupRoute) -> None:
+def test_all_are_killed_at_once(group: ActorGroup, route: GroupRoute) -> None:
     client = Client(route)
     client.wait_for(30)
-    kill(group, *group.nodes)
+    group.kill(*group.nodes)
     client.wait_for(30)
     client.stop()
     check(group, client)
 
 
-def test_a_leader_that_is_stopped_is_left(group: ReplicaGroup, route: GroupRoute) -> None:
+def test_a_leader_that_is_stopped_is_left(group: ActorGroup, route: GroupRoute) -> None:
     """SIGSTOP closes no connection: only the others know that there is a new leader."""
     client = Client(route)
     client.wait_for(30)
@@ -218,7 +212,7 @@ def test_a_leader_that_is_stopped_is_left(group: ReplicaGroup, route: GroupRoute
     check(group, client)
 
 
-def test_leadership_that_moves_is_followed(group: ReplicaGroup, route: GroupRoute) -> None:
+def test_leadership_that_moves_is_followed(group: ActorGroup, route: GroupRoute) -> None:
     client = Client(route)
     for _ in range(3):
         client.wait_for(20)
@@ -231,7 +225,7 @@ def test_leadership_that_moves_is_followed(group: ReplicaGroup, route: GroupRout
     check(group, client)
 
 
-def test_calls_find_their_way(group: ReplicaGroup, route: GroupRoute) -> None:
+def test_calls_find_their_way(group: ActorGroup, route: GroupRoute) -> None:
     async def scenario() -> None:
         commit = calls.Commit(group="g", generation=0, offsets={})
         assert await route.call(commit) == calls.Position(0, {})
@@ -246,9 +240,9 @@ def test_calls_find_their_way(group: ReplicaGroup, route: GroupRoute) -> None:
     run(scenario())
 
 
-def test_connections_are_few_and_end_with_the_route(group: ReplicaGroup) -> None:
+def test_connections_are_few_and_end_with_the_route(group: ActorGroup) -> None:
     async def scenario() -> None:
-        route = route_to(group)
+        route = group.route()
         channel = await route.leader()
         assert await route.leader() is channel
         for _ in range(200):  # those that were asked who leads are let go
@@ -270,19 +264,19 @@ def test_connections_are_few_and_end_with_the_route(group: ReplicaGroup) -> None
 class Elsewhere:
     """A client in a Ray worker, in an async actor: its own loop is not the one of the connections."""
 
-    async def append(self, group_id: str, nodes: tuple[NodeId, ...], settings: Settings, batch: bytes) -> Appended:
+    async def append(self, group_id: str, nodes: tuple[ReplicaId, ...], settings: Settings, batch: bytes) -> Appended:
         async def work() -> Appended:
-            route = GroupRoute(group_id, nodes, settings.namespace, settings)
+            route = GroupRoute(group_id, nodes, RayDirectory(settings.namespace), settings)
             return await (await route.leader()).append(batch)
 
         return await asyncio.wrap_future(IoThread.shared().run(work()))
 
 
-def test_from_a_task_and_from_an_async_actor(group: ReplicaGroup) -> None:
+def test_from_a_task_and_from_an_async_actor(group: ActorGroup) -> None:
     @ray.remote
-    def task(group_id: str, nodes: tuple[NodeId, ...], settings: Settings, batch: bytes) -> Appended:
+    def task(group_id: str, nodes: tuple[ReplicaId, ...], settings: Settings, batch: bytes) -> Appended:
         async def work() -> Appended:
-            route = GroupRoute(group_id, nodes, settings.namespace, settings)
+            route = GroupRoute(group_id, nodes, RayDirectory(settings.namespace), settings)
             return await (await route.leader()).append(batch)
 
         return IoThread.shared().call(work(), TIMEOUT_S)

@@ -62,7 +62,7 @@ def run(page: str, home: Path) -> None:
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("RAYQUEUE_", "RAY_"))}
     done = subprocess.run(
         [sys.executable, str(script)],
-        # A Ray of its own, whatever else runs on this machine: see rayqueue.client.connection.
+        # A Ray of its own, whatever else runs on this machine: see rayqueue.client.connect.
         env=environment | {"RAYQUEUE_DATA_DIR": str(home / "data"), "RAY_ADDRESS": "local", "PYTHONPATH": str(ROOT)},
         cwd=home,
         capture_output=True,

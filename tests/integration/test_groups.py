@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import ray
 
-from rayqueue.client.connection import RayQueue
+from rayqueue.client.handle import RayQueue
 from rayqueue.testing import wait_for
 from tests.integration.consumers import Member, coordinator_pid, running_queue
 
@@ -34,7 +34,7 @@ def lanes(rq: RayQueue) -> str:
     return "lanes"
 
 
-class Members:
+class GroupMembers:
     """Members of one group. Those that were not killed are closed at the end."""
 
     def __init__(self, rq: RayQueue, group: str, topic: str = "orders") -> None:
@@ -54,7 +54,7 @@ class Members:
         self.all.remove(member)
         os.kill(member.pid, signal.SIGKILL)
 
-    def __enter__(self) -> Members:
+    def __enter__(self) -> GroupMembers:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -85,7 +85,7 @@ def until(condition: Callable[[], Any], what: str, timeout_s: float = 20.0) -> f
 
 def test_members_share_and_a_late_joiner_takes_no_more_than_its_share(rq: RayQueue) -> None:
     send(rq, 100)
-    with Members(rq, "sharing") as members:
+    with GroupMembers(rq, "sharing") as members:
         first = members.join()
         until(members.balanced, "one member to read everything")
         second = members.join()
@@ -111,7 +111,7 @@ def test_members_share_and_a_late_joiner_takes_no_more_than_its_share(rq: RayQue
 
 @pytest.mark.alone
 def test_a_killed_member_is_replaced_within_a_second_and_a_stopped_one_within_three(rq: RayQueue) -> None:
-    with Members(rq, "dying") as members:
+    with GroupMembers(rq, "dying") as members:
         heir = members.join()
         killed = members.join()
         stopped = members.join(auto_commit=False)
@@ -129,7 +129,8 @@ def test_a_killed_member_is_replaced_within_a_second_and_a_stopped_one_within_th
         os.kill(stopped.pid, signal.SIGSTOP)
         try:
             stopped_s = until(lambda: heir.reads == set(range(PARTITIONS)), "the stopped one's partitions to be read")
-            until(lambda: {each[0] for each in heir.seen} == set(range(PARTITIONS)), "their records")
+            # It had committed nothing. Of the killed one nobody knows how much it had.
+            until(lambda: orphans <= {each[0] for each in heir.seen}, "their records")
         finally:
             os.kill(stopped.pid, signal.SIGCONT)
         assert stopped_s < 3.0, stopped_s
@@ -139,7 +140,7 @@ def test_a_killed_member_is_replaced_within_a_second_and_a_stopped_one_within_th
 
 def test_a_zombie_cannot_commit(rq: RayQueue) -> None:
     send(rq, 20)
-    with Members(rq, "zombies") as members:
+    with GroupMembers(rq, "zombies") as members:
         zombie = members.join(start=False, auto_commit=False)
         pid = int(ray.get(zombie.handle.pid.remote(), timeout=60))
         until(lambda: ray.get(zombie.handle.poll.remote(200), timeout=30), "its records")
@@ -156,7 +157,7 @@ def test_a_zombie_cannot_commit(rq: RayQueue) -> None:
 
 def test_a_coordinator_killed_during_a_rebalance_moves_everything_once(rq: RayQueue) -> None:
     send(rq, 100)
-    with Members(rq, "orphans") as members:
+    with GroupMembers(rq, "orphans") as members:
         first = members.join()
         until(members.balanced, "one member")
         second = members.join(start=False)
@@ -175,7 +176,7 @@ def test_a_coordinator_killed_during_a_rebalance_moves_everything_once(rq: RayQu
 def test_lanes_through_rebalances(rq: RayQueue, lanes: str) -> None:
     for priority in (0, 1, 2):
         send(rq, 300, lanes, 2, priority=priority)
-    with Members(rq, "lanes", lanes) as members:
+    with GroupMembers(rq, "lanes", lanes) as members:
         first = members.join(max_poll_records=50)
         until(lambda: first.seen, "the first records")
         second = members.join(max_poll_records=50)

@@ -31,10 +31,11 @@ from rayqueue.errors import (
     SequenceGapError,
     UnknownFormatError,
 )
-from rayqueue.ids import NodeId
+from rayqueue.ids import ReplicaId
 from rayqueue.partition import Fetched
+from rayqueue.protocol.calls import GetStatus
 from rayqueue.testing import ProcessGroup, wait_for
-from tests.integration.history import RECORDS_PER_BATCH, Writer, check_logs, numbered
+from tests.integration.history import RECORDS_PER_BATCH, Writer, check_logs, end_of, numbered
 
 KILLS = 5
 
@@ -53,7 +54,7 @@ def group(tmp_path: Path) -> Iterator[ProcessGroup]:
         yield group
 
 
-def followers(group: ProcessGroup) -> list[NodeId]:
+def followers(group: ProcessGroup) -> list[ReplicaId]:
     leader = group.leader()
     return [node for node in group.running if node != leader]
 
@@ -62,7 +63,7 @@ def read_what_is_left(group: ProcessGroup) -> list[list[Fetched]] | None:
     """Every replica's log from the first offset that all of them still have; None if one was trimmed meanwhile."""
     start = max(group.status(node).start_offset for node in group.nodes)
     try:
-        return [group.read_log(node, start, from_disk=True) for node in group.nodes]
+        return [group.client.read_log(start, via=node) for node in group.nodes]
     except OffsetOutOfRangeError:
         return None
 
@@ -78,17 +79,17 @@ def wait_for_records(writer: Writer, more: int, timeout_s: float = 15.0) -> None
 def test_leader_killed_again_and_again(group: ProcessGroup) -> None:
     outages_s = []
     sequence = count(0, RECORDS_PER_BATCH)
-    with Writer(group, 1) as writer:
+    with Writer(group.client, 1) as writer:
         for _ in range(KILLS):
             wait_for_records(writer, 100)
             leader = group.leader()
             began_s = time.perf_counter()
             group.kill(leader)
             # A second producer, so that no acknowledgement of the old leader can be taken for one of the new.
-            group.append(numbered(2, next(sequence)))
+            group.client.append(numbered(2, next(sequence)))
             outages_s.append(time.perf_counter() - began_s)
             group.restart(leader)
-            group.wait_for_offset(writer.acked[-1].base_offset, leader)
+            group.wait_for_offset(end_of(writer.acked[-1]), leader)
     told = ", ".join(f"{outage_s:.3f}" for outage_s in outages_s)
     print(f"\nleader killed to next acknowledged write: {told} s, median {statistics.median(outages_s):.3f} s")
     check_logs(group, writer)
@@ -97,7 +98,7 @@ def test_leader_killed_again_and_again(group: ProcessGroup) -> None:
 
 
 def test_all_killed_at_once(group: ProcessGroup) -> None:
-    with Writer(group, 1, in_flight=8) as writer:
+    with Writer(group.client, 1, in_flight=8) as writer:
         wait_for_records(writer, 500)
         group.kill()
         group.restart()
@@ -109,34 +110,34 @@ def test_all_killed_at_once(group: ProcessGroup) -> None:
 
 
 def test_restart_resumes_from_disk(group: ProcessGroup) -> None:
-    with Writer(group, 1) as writer:
+    with Writer(group.client, 1) as writer:
         wait_for_records(writer, 500)
     before = check_logs(group, writer)
     batch = numbered(1, writer.written)
-    appended = group.append(batch)
-    group.wait_for_offset(appended.base_offset + appended.count)
+    appended = group.client.append(batch)
+    group.wait_for_offset(end_of(appended))
     group.restart()
-    group.wait_for_offset(appended.base_offset + appended.count)
-    after = check_logs(group, writer, from_disk=True)
+    group.wait_for_offset(end_of(appended))
+    after = check_logs(group, writer)
     assert after[:-1] == before
     assert after[-1] == (appended.base_offset, appended.count, batch)
     # The producers' table is on disk as well: the same batch is known, the next one is expected, a later one is not.
-    again = group.append(batch)
+    again = group.client.append(batch)
     assert again == (appended.base_offset, appended.count, True)
     with pytest.raises(SequenceGapError):
-        group.append(numbered(1, writer.written + 10 * RECORDS_PER_BATCH), via=group.leader())
-    following = group.append(numbered(1, writer.written + RECORDS_PER_BATCH))
+        group.client.append(numbered(1, writer.written + 10 * RECORDS_PER_BATCH), via=group.leader())
+    following = group.client.append(numbered(1, writer.written + RECORDS_PER_BATCH))
     assert following == (appended.base_offset + appended.count, RECORDS_PER_BATCH, False)
 
 
 def test_follower_killed_disturbs_nobody(group: ProcessGroup) -> None:
     leader, term = group.leader(), group.status(group.leader()).term
-    with Writer(group, 1) as writer:
+    with Writer(group.client, 1) as writer:
         for follower in followers(group):
             group.kill(follower)
             wait_for_records(writer, 200)
             group.restart(follower)
-            group.wait_for_offset(writer.acked[-1].base_offset, follower)
+            group.wait_for_offset(end_of(writer.acked[-1]), follower)
     check_logs(group, writer)
     assert (group.leader(), group.status(leader).term) == (leader, term)
 
@@ -145,13 +146,14 @@ def test_follower_killed_disturbs_nobody(group: ProcessGroup) -> None:
 
 
 def test_paused_leader_is_replaced_and_follows(group: ProcessGroup) -> None:
-    with Writer(group, 1) as writer:
+    with Writer(group.client, 1) as writer:
         wait_for_records(writer, 100)
         paused = group.leader()
+        group.client.call(GetStatus(), via=paused)  # so that a connection is there
         group.pause(paused)
         with ThreadPoolExecutor(1) as pool:
             # It reaches the old leader before it can know that it is none any more.
-            late = pool.submit(group.append, numbered(2, 0), via=paused)
+            late = pool.submit(group.client.append, numbered(2, 0), via=paused)
             successor = group.leader()
             assert successor != paused
             wait_for_records(writer, 500)
@@ -161,7 +163,7 @@ def test_paused_leader_is_replaced_and_follows(group: ProcessGroup) -> None:
         with pytest.raises((NotLeaderError, OutcomeUnknownError)):
             group.confirm_leadership(paused)
         group.confirm_leadership(group.leader())
-        group.wait_for_offset(writer.acked[-1].base_offset, paused)
+        group.wait_for_offset(end_of(writer.acked[-1]), paused)
     check_logs(group, writer)
     assert group.status(paused).role == "follower"
 
@@ -170,7 +172,7 @@ def test_paused_leader_is_replaced_and_follows(group: ProcessGroup) -> None:
 
 
 def test_members_change_under_writes(group: ProcessGroup) -> None:
-    with Writer(group, 1) as writer:
+    with Writer(group.client, 1) as writer:
         wait_for_records(writer, 200)
         old_leader = group.leader()
         leaving = followers(group)[0]
@@ -193,10 +195,10 @@ def test_members_change_under_writes(group: ProcessGroup) -> None:
 
 
 def test_snapshot_for_a_replica_behind_the_log(tmp_path: Path) -> None:
-    small = {"max_batch_bytes": 1 << 16, "segment_bytes": 1 << 16, "retention_bytes": 1 << 18}
+    small = {"max_batch_bytes": 1 << 16, "segment_bytes": 1 << 16, "retention_bytes": 1 << 18, "cache_bytes": 0}
     with running_group(tmp_path, log=small) as group:
         absent = followers(group)[0]
-        with Writer(group, 1, padding_bytes=2000) as writer:
+        with Writer(group.client, 1, padding_bytes=2000) as writer:
             wait_for_records(writer, 100)
             group.kill(absent)
             behind = writer.acked[-1].base_offset
@@ -207,14 +209,14 @@ def test_snapshot_for_a_replica_behind_the_log(tmp_path: Path) -> None:
 
             wait_for(trimmed, "the log to be trimmed past what the absent replica has", 30.0)
             group.restart(absent)
-            group.wait_for_offset(writer.acked[-1].base_offset, absent)
+            group.wait_for_offset(end_of(writer.acked[-1]), absent)
             wait_for_records(writer, 100)
         end = writer.acked[-1].base_offset + writer.acked[-1].count
         group.wait_for_offset(end)
         status = group.status(absent)
         assert 0 < status.base_index < status.last_index
         with pytest.raises(OffsetOutOfRangeError) as caught:
-            group.fetch(absent, 0)
+            group.client.fetch(0, via=absent)
         assert caught.value.details["start"] >= behind
         first, second, third = wait_for(
             lambda: read_what_is_left(group), "logs that are not trimmed while they are read"
@@ -224,21 +226,25 @@ def test_snapshot_for_a_replica_behind_the_log(tmp_path: Path) -> None:
         # It also took over what it never applied: who wrote, and up to which sequence.
         group.transfer(absent)
         repeated = numbered(1, writer.written - RECORDS_PER_BATCH, padding_bytes=2000)
-        assert group.append(repeated, via=absent) == writer.acked[-1]._replace(duplicate=True)
+        assert group.client.append(repeated, via=absent) == writer.acked[-1]._replace(duplicate=True)
 
 
 # -- reading ------------------------------------------------------------------------
 
 
-def test_nobody_reads_past_the_high_watermark(tmp_path: Path) -> None:
-    with running_group(tmp_path, 5) as group:
-        group.append(numbered(1, 0))
+@pytest.mark.parametrize("cache_bytes", [0, 1 << 20], ids=["from disk", "from memory"])
+def test_nobody_reads_past_the_high_watermark(tmp_path: Path, cache_bytes: int) -> None:
+    with running_group(tmp_path, 5, log={"cache_bytes": cache_bytes}) as group:
+        group.client.append(numbered(1, 0))
         group.wait_for_offset(RECORDS_PER_BATCH)
         leader, (follower, *others) = group.leader(), followers(group)
+        with pytest.raises(OffsetOutOfRangeError):
+            group.client.fetch(RECORDS_PER_BATCH + 1, via=leader)
+        group.client.call(GetStatus(), via=leader)
         for node in others:
             group.pause(node)
         with ThreadPoolExecutor(2) as pool:
-            pending = pool.submit(group.append, numbered(1, RECORDS_PER_BATCH), via=leader)
+            pending = pool.submit(group.client.append, numbered(1, RECORDS_PER_BATCH), via=leader)
 
             def written_but_not_committed() -> bool:
                 status = group.status(follower)
@@ -246,17 +252,19 @@ def test_nobody_reads_past_the_high_watermark(tmp_path: Path) -> None:
 
             wait_for(written_but_not_committed, "the batch to be on two disks of five")
             for node in (leader, follower):
-                assert group.fetch(node, RECORDS_PER_BATCH) == []
-                assert len(group.read_log(node, from_disk=True)) == 1
-                with pytest.raises(OffsetOutOfRangeError):
-                    group.fetch(node, RECORDS_PER_BATCH + 1)
-            long_poll = pool.submit(group.fetch, follower, RECORDS_PER_BATCH, max_wait_ms=10_000)
+                found = group.client.fetch(0, via=node)
+                assert [batch.base_offset for batch in found.batches] == [0]
+                assert found.high_watermark == RECORDS_PER_BATCH
+                assert group.client.fetch(RECORDS_PER_BATCH, via=node).batches == []
+            # A follower cannot know that there is nothing: it may be behind.
+            assert group.client.fetch(RECORDS_PER_BATCH + 1, via=follower).batches == []
+            long_poll = pool.submit(group.client.fetch, RECORDS_PER_BATCH, via=follower, max_wait_ms=10_000)
             for node in others:
                 group.resume(node)
             assert not isinstance(pending.exception(15), NotLeaderError)  # it may have lost the leadership meanwhile
-            answer = group.append(numbered(1, RECORDS_PER_BATCH))
+            answer = group.client.append(numbered(1, RECORDS_PER_BATCH))
             assert answer.base_offset == RECORDS_PER_BATCH
-            assert [batch.base_offset for batch in long_poll.result(15)] == [RECORDS_PER_BATCH]
+            assert [batch.base_offset for batch in long_poll.result(15).batches] == [RECORDS_PER_BATCH]
 
 
 # -- bad input ------------------------------------------------------------------------
@@ -265,13 +273,13 @@ def test_nobody_reads_past_the_high_watermark(tmp_path: Path) -> None:
 def test_bad_input_is_refused_before_anything_is_written(group: ProcessGroup) -> None:
     leader, follower = group.leader(), followers(group)[0]
     good = numbered(1, 0)
-    group.append(good)
+    group.client.append(good)
     group.wait_for_offset(RECORDS_PER_BATCH)
     before = {node: group.status(node).last_index for node in group.nodes}
 
     flipped = bytearray(good)
     flipped[-1] ^= 1
-    oversized = numbered(1, RECORDS_PER_BATCH, count=1000, padding_bytes=2000)
+    oversized = numbered(1, RECORDS_PER_BATCH, count=500, padding_bytes=2120)  # and less than a frame
     refused: list[tuple[bytes, type[Exception]]] = [
         (oversized, OversizedBatchError),
         (bytes(flipped), CorruptBatchError),
@@ -284,35 +292,36 @@ def test_bad_input_is_refused_before_anything_is_written(group: ProcessGroup) ->
     ]
     for batch, error in refused:
         with pytest.raises(error):
-            group.append(batch, via=leader)
+            group.client.append(batch, via=leader)
     with pytest.raises(NotLeaderError) as caught:
-        group.append(numbered(1, RECORDS_PER_BATCH), via=follower)
+        group.client.append(numbered(1, RECORDS_PER_BATCH), via=follower)
     assert caught.value.details["leader"] == leader
     for node in group.nodes:
-        for offset in (-1, 2**63, "1", 1.5):
-            with pytest.raises(InvalidOffsetError):
-                group.fetch(node, offset)  # type: ignore[arg-type]
-        with pytest.raises(OffsetOutOfRangeError):
-            group.fetch(node, RECORDS_PER_BATCH + 1)
+        with pytest.raises(InvalidOffsetError):
+            group.client.fetch(2**63, via=node)
         with pytest.raises(InvalidInputError):
-            group.fetch(node, 0, lane=256, from_disk=True)
-        assert group.fetch(node, RECORDS_PER_BATCH) == []
+            group.client.fetch(-1, via=node)
+        with pytest.raises(InvalidInputError):
+            group.client.fetch(0, via=node, lane=254)
+        assert group.client.fetch(RECORDS_PER_BATCH, via=node).batches == []
+    with pytest.raises(OffsetOutOfRangeError):
+        group.client.fetch(RECORDS_PER_BATCH + 1)
     assert {node: group.status(node).last_index for node in group.nodes} == before
-    assert group.append(numbered(1, RECORDS_PER_BATCH)).base_offset == RECORDS_PER_BATCH
+    assert group.client.append(numbered(1, RECORDS_PER_BATCH)).base_offset == RECORDS_PER_BATCH
 
 
 def test_closed_replica_says_so(group: ProcessGroup) -> None:
     closed = group.leader()
-    group.append(numbered(1, 0))
+    group.client.append(numbered(1, 0))
     group.close_replica(closed)
     for _ in range(2):
-        with pytest.raises(ReplicaClosedError):
-            group.append(numbered(1, RECORDS_PER_BATCH), via=closed)
-        with pytest.raises(ReplicaClosedError):
-            group.fetch(closed, 0)
+        with pytest.raises((ReplicaClosedError, OutcomeUnknownError)):
+            group.client.append(numbered(1, RECORDS_PER_BATCH), via=closed)
+        with pytest.raises((ReplicaClosedError, OutcomeUnknownError)):
+            group.client.fetch(0, via=closed)
         with pytest.raises(ReplicaClosedError):
             group.confirm_leadership(closed)
-    assert group.append(numbered(1, RECORDS_PER_BATCH)).base_offset == RECORDS_PER_BATCH
+    assert group.client.append(numbered(1, RECORDS_PER_BATCH)).base_offset == RECORDS_PER_BATCH
     group.restart(closed)
     group.wait_for_offset(2 * RECORDS_PER_BATCH)
-    assert [batch.base_offset for batch in group.read_log(closed)] == [0, RECORDS_PER_BATCH]
+    assert [batch.base_offset for batch in group.client.read_log(via=closed)] == [0, RECORDS_PER_BATCH]

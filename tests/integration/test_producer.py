@@ -14,9 +14,9 @@ import pyarrow as pa
 import pytest
 import ray
 
-from rayqueue.client.connection import RayQueue
-from rayqueue.client.delivery import Delivery
-from rayqueue.client.producer import Producer
+from rayqueue.client.handle import RayQueue
+from rayqueue.client.producer.delivery import Delivery
+from rayqueue.client.producer.producer import Producer
 from rayqueue.errors import OversizedRecordError, QueueFullError, UnknownTopicError
 from rayqueue.protocol.calls import Commit, GetLag
 from rayqueue.protocol.data import ANY_LANE, Cursor, FetchRequest

@@ -15,7 +15,7 @@ pytest.importorskip("pandas", reason="Ray Data needs pandas: scripts/setup insta
 
 import rayqueue
 from rayqueue.bridge.staging import SHARED
-from rayqueue.client.connection import RayQueue
+from rayqueue.client.handle import RayQueue
 from rayqueue.data import TopicSink, follow_topic, read_topic, source
 from rayqueue.data.source import replica_nodes
 from rayqueue.errors import DataLossError, InvalidInputError

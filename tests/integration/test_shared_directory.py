@@ -9,7 +9,7 @@ import ray
 
 import rayqueue
 from rayqueue.actors.names import actor_name
-from rayqueue.ids import GroupId, NodeId
+from rayqueue.ids import GroupId, ReplicaId
 from rayqueue.testing import wait_for
 from tests.integration.ray_clusters import ray_cluster
 
@@ -61,7 +61,7 @@ def test_every_node_is_a_broker_with_its_own_directory_whatever_dies(tmp_path: P
             where = {
                 ray.get(
                     ray.get_actor(
-                        actor_name(GroupId(partition.group_id), NodeId(each.node)), "rayqueue"
+                        actor_name(GroupId(partition.group_id), ReplicaId(each.node)), "rayqueue"
                     ).process.remote()
                 ).ray_node_id
                 for each in partition.replicas

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import fastavro
-import pyarrow as pa
 import pytest
 
 pytest.importorskip("pyspark", reason="Spark is not installed: scripts/setup installs the extra 'spark'")
@@ -30,8 +29,8 @@ from rayqueue.bridge.lookup import Lookup
 from rayqueue.bridge.places import EARLIEST, LATEST, Places
 from rayqueue.bridge.scan import read
 from rayqueue.bridge.staging import SHARED
-from rayqueue.client.connection import RayQueue
-from rayqueue.client.partitioners import consistent
+from rayqueue.client.handle import RayQueue
+from rayqueue.client.producer.partitioners import consistent
 from rayqueue.errors import BridgeError
 from rayqueue.protocol.calls import Bounds, GetBounds, GetPosition, Trim
 from rayqueue.protocol.topics import TopicPartition
@@ -76,10 +75,9 @@ def frame(spark: SparkSession, topic: str = "orders", **options: Any) -> DataFra
 
 def values(rq: RayQueue, topic: str) -> Counter[bytes]:
     """What the topic has, read without Spark."""
-    schema = pa.schema([("value", pa.binary())])
     found: Counter[bytes] = Counter()
     for each in Lookup(rq).ranges([topic], Places(EARLIEST), Places(LATEST)):
-        for batch in read(rq, each, schema):
+        for batch in read(rq, each, ("value",)):
             found.update(batch.column(0).to_pylist())
     return found
 

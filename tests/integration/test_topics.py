@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import rayqueue
-from rayqueue.actors.nodes import found_actors
+from rayqueue.actors.keeper.nodes import found_actors
 from rayqueue.errors import (
     InvalidInputError,
     OversizedRecordError,
@@ -57,6 +57,7 @@ def test_a_topic_is_made_described_altered_and_deleted(rq: rayqueue.RayQueue) ->
         (1, "b1", 0, 0),
     ]
     assert all(each.replicas[0].role == "leader" and each.replicas[0].problem is None for each in told.partitions)
+    assert all((each.healthy, each.in_sync) == (1, 1) for each in told.partitions)
     assert told.size_bytes > 0
     assert told.records == 0
 
@@ -141,7 +142,7 @@ def test_existing_and_impossible_topics(rq: rayqueue.RayQueue) -> None:
         with pytest.raises(InvalidInputError):
             rq.create_topic("wrong", **wrong)
     changes: Any
-    for changes in ({"partitions": 0}, {"lanes": 2}, {"replication": 3}, {"colour": 1}):
+    for changes in ({"partitions": 0}, {"lanes": 2}, {"replication": 8}, {"colour": 1}):
         with pytest.raises(InvalidInputError):
             rq.alter_topic("once", **changes)
     with pytest.raises(UnknownTopicError):

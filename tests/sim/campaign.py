@@ -3,6 +3,8 @@
     python -m tests.sim.campaign --schedules 20000 --seed 1
     python -m tests.sim.campaign --replay 4711
     python -m tests.sim.campaign --world cluster --schedules 3000
+    python -m tests.sim.campaign --world applications --schedules 1000
+    python -m tests.sim.campaign --world jobs --schedules 1000
 
 Ends with one JSON line: schedules, acked, lost, stuck, seconds. Exit code 1 if
 any schedule failed; each failing seed prints the command that replays it.
@@ -24,13 +26,20 @@ from functools import partial
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from tests.sim.app_world import AppOutcome, AppWorld
 from tests.sim.cluster_world import ClusterOutcome, ClusterWorld
 from tests.sim.invariants import BrokenError
+from tests.sim.job_world import JobOutcome, JobWorld
 from tests.sim.world import Outcome, World
 
 CHUNK = 25
 
-WORLDS: dict[str, Callable[[int], World | ClusterWorld]] = {"partition": World, "cluster": ClusterWorld}
+WORLDS: dict[str, Callable[[int], World | ClusterWorld | AppWorld | JobWorld]] = {
+    "partition": World,
+    "cluster": ClusterWorld,
+    "applications": AppWorld,
+    "jobs": JobWorld,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +53,7 @@ class Result:
 
 
 def run_seed(seed: int, world: str = "partition") -> Result:
-    outcome: Outcome | ClusterOutcome
+    outcome: Outcome | ClusterOutcome | AppOutcome | JobOutcome
     try:
         outcome = WORLDS[world](seed).run()
     except BrokenError as broken:
@@ -78,7 +87,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1, help="the first seed; the others follow")
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--replay", type=int, metavar="SEED", help="run this one seed, with its traceback")
-    parser.add_argument("--world", choices=sorted(WORLDS), default="partition", help="a partition, or the coordinator")
+    parser.add_argument("--world", choices=sorted(WORLDS), default="partition", help="what is simulated")
     arguments = parser.parse_args()
     if arguments.replay is not None:
         print(WORLDS[arguments.world](arguments.replay).run())

@@ -1,4 +1,4 @@
-"""What must hold in every schedule, checked while it runs and after it.
+"""The checker of the partition's world: what must hold in every schedule, while it runs and after it.
 
 While it runs:
 - one leader per term, and it holds everything that was committed before that term;
@@ -20,10 +20,10 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from rayqueue.errors import DamagedLogError
-from rayqueue.ids import GroupId, Index, NodeId, Term
+from rayqueue.ids import GroupId, Index, ReplicaId, Term
 from rayqueue.log.memory_store import MemoryStore
 from rayqueue.log.ops import Append
 from rayqueue.log.store import MEMBERS, Entry
@@ -31,7 +31,7 @@ from rayqueue.log.wal import Wal
 from rayqueue.partition import Appended, Fetched, Partition, PartitionSettings
 from rayqueue.partition.tables import GROUPS, OFFSETS, PARTITION, PRODUCERS
 from rayqueue.protocol.data import ANY_LANE, Cursor
-from rayqueue.raft.members import Members
+from rayqueue.raft.replica_set import ReplicaSet
 from rayqueue.records import BatchHeader
 from tests.sim.invariants import BrokenError, Invariant
 
@@ -55,7 +55,7 @@ class OnDisk:
     """What a loss of power at this moment would leave of the logs: the tables, and what the write-ahead file adds."""
 
     def __init__(self) -> None:
-        self._seen: dict[NodeId, tuple[object, dict[Index, Term]]] = {}
+        self._seen: dict[ReplicaId, tuple[object, dict[Index, Term]]] = {}
 
     def has(self, store: MemoryStore, index: Index, term: Term) -> bool:
         disk = store.disk
@@ -68,14 +68,14 @@ class OnDisk:
     def _ahead(self, store: MemoryStore) -> dict[Index, Term]:
         disk = store.disk
         version = (disk.wal, disk.txn_id, disk.wal.writes)
-        known = self._seen.get(store.node_id)
+        known = self._seen.get(store.replica_id)
         if known is None or known[0] != version:
             try:
                 records = list(Wal(disk.wal).replay(disk.txn_id, PARTITION.by_number))
             except DamagedLogError as error:
-                raise BrokenError(Invariant.OPENS, f"{store.node_id} could not be opened now: {error}") from error
+                raise BrokenError(Invariant.OPENS, f"{store.replica_id} could not be opened now: {error}") from error
             terms = {op.entry.index: op.entry.term for ops in records for op in ops if isinstance(op, Append)}
-            known = self._seen[store.node_id] = version, terms
+            known = self._seen[store.replica_id] = version, terms
         return known[1]
 
 
@@ -101,17 +101,17 @@ class LogChecker:
         self.last_committed = Index(0)
         self.committed_in: dict[Index, int] = {}
         """The term in which an entry was committed at the latest: that of whoever was first seen to know it."""
-        self.leaders: dict[int, NodeId] = {}
+        self.leaders: dict[int, ReplicaId] = {}
 
     def after_step(self, node: EngineNode) -> None:
         engine = node.engine
         if engine.is_leader:
             first = self.leaders.get(engine.term)
             if first is None:
-                self.leaders[engine.term] = node.node_id
+                self.leaders[engine.term] = node.replica_id
                 self.on_new_leader(node)
-            elif first != node.node_id:
-                raise BrokenError(Invariant.ONE_LEADER, f"{first} and {node.node_id} both lead term {engine.term}")
+            elif first != node.replica_id:
+                raise BrokenError(Invariant.ONE_LEADER, f"{first} and {node.replica_id} both lead term {engine.term}")
         self.watch_commit(node)
 
     def on_new_leader(self, node: EngineNode) -> None:
@@ -124,7 +124,7 @@ class LogChecker:
             if not _undamaged(node, partial(_has, store, known), True):
                 raise BrokenError(
                     Invariant.LEADER_COMPLETENESS,
-                    f"{node.node_id} leads term {term} and lacks entry {index} of term {known.term}, "
+                    f"{node.replica_id} leads term {term} and lacks entry {index} of term {known.term}, "
                     f"which was committed in term {self.committed_in[known.index]}",
                 )
 
@@ -143,7 +143,7 @@ class LogChecker:
             if (known.term, known.crc) != (entry.term, entry.crc):
                 raise BrokenError(
                     Invariant.ONE_LOG,
-                    f"{node.node_id} committed entry {index} of term {entry.term}, somebody else one of {known.term}",
+                    f"{node.replica_id} committed entry {index} of term {entry.term}, another one of {known.term}",
                 )
             index = Index(index + 1)
         node.checked_commit = engine.commit
@@ -154,11 +154,12 @@ class ReadChecker:
     """The batches of the committed log, from a machine beside the replicas', and what readers are told of them."""
 
     def __init__(self, settings: PartitionSettings) -> None:
-        self.store = MemoryStore(GroupId("sim-0"), NodeId("reference"), PARTITION)
+        self.store = MemoryStore(GroupId("sim-0"), ReplicaId("reference"), PARTITION)
         self.machine = Partition(self.store, settings)
         self.applied = Index(0)
         self.batches: list[Fetched] = []
         self.lane_ends: dict[int, int] = {}
+        self.on_applied: Callable[[Entry, Any], None] = lambda entry, answer: None
         self._bases: list[int] = []
         self._lanes: list[int] = []
 
@@ -169,6 +170,7 @@ class ReadChecker:
             if entry.payload[0] < 4:
                 continue
             result = self.machine.apply(entry.index, entry.payload)
+            self.on_applied(entry, result)
             if isinstance(result, Appended) and not result.duplicate:
                 lane = BatchHeader.parse(entry.payload).lane if self.machine.settings.lanes > 1 else 0
                 self.batches.append(Fetched(result.base_offset, result.count, entry.payload))
@@ -192,10 +194,12 @@ class ReadChecker:
             mine = [batch for batch in left if batch in expected]
             if mine != expected[: len(mine)]:
                 bases = [batch.base_offset for batch in mine]
-                raise BrokenError(Invariant.READS, f"{node.node_id} left out batches of lane {lane}: {bases}")
+                raise BrokenError(Invariant.READS, f"{node.replica_id} left out batches of lane {lane}: {bases}")
             left = [batch for batch in left if batch not in mine]
         if left:
-            raise BrokenError(Invariant.READS, f"{node.node_id} answered {cursors} with what nobody committed: {left}")
+            raise BrokenError(
+                Invariant.READS, f"{node.replica_id} answered {cursors} with what nobody committed: {left}"
+            )
 
 
 class Checker(LogChecker):
@@ -212,7 +216,7 @@ class Checker(LogChecker):
     def after_step(self, node: EngineNode) -> None:
         super().after_step(node)
         if node.disk.damaged is not None and node.engine.is_leader:
-            raise BrokenError(Invariant.DAMAGED_FOLLOWS, f"{node.node_id} leads and knows: {node.disk.damaged}")
+            raise BrokenError(Invariant.DAMAGED_FOLLOWS, f"{node.replica_id} leads and knows: {node.disk.damaged}")
 
     def watch_commit(self, node: EngineNode) -> None:
         super().watch_commit(node)
@@ -229,14 +233,14 @@ class Checker(LogChecker):
         entry = self.committed.get(row)
         if entry is None:
             raise BrokenError(
-                Invariant.ON_A_MAJORITY, f"{ack} was acknowledged by {node.node_id} before it was committed"
+                Invariant.ON_A_MAJORITY, f"{ack} was acknowledged by {node.replica_id} before it was committed"
             )
         self.acked_index = max(self.acked_index, row)
-        holders = [other.node_id for other in self.world.nodes.values() if self._holds(other, row, entry.term)]
+        holders = [other.replica_id for other in self.world.nodes.values() if self._holds(other, row, entry.term)]
         # A membership that is in the log but came after the commit does not count against it.
         memberships = _undamaged(
             node,
-            lambda: [Members.decode(row) for _, row in node.disk.scan(MEMBERS, reverse=True)][:2],
+            lambda: [ReplicaSet.decode(row) for _, row in node.disk.scan(MEMBERS, reverse=True)][:2],
             [node.engine.members],
         )
         if not any(members.is_majority(holders) for members in memberships):
@@ -246,7 +250,10 @@ class Checker(LogChecker):
             )
 
     def _holds(self, node: SimNode, index: Index, term: Term) -> bool:
-        """Where bits have flipped, what the replica believes to have: that much of a minority may be gone."""
+        """Where bits have flipped, what the replica believes to have: that much of a minority may be gone. And what an
+        older copy lacks is on others, which it waits for."""
+        if node.disk.copied:
+            return True
         if not node.is_spoiled:
             return self.on_disk.has(node.disk, index, term)
         return not node.alive or _undamaged(
@@ -264,22 +271,22 @@ class Checker(LogChecker):
         expected = machine.checkpoint()
         for node in nodes:
             if node.engine.applied != last:
-                raise BrokenError(Invariant.PROGRESS, f"{node.node_id} applied {node.engine.applied} of {last}")
+                raise BrokenError(Invariant.PROGRESS, f"{node.replica_id} applied {node.engine.applied} of {last}")
             if node.machine.checkpoint() != expected:
-                raise BrokenError(Invariant.SAME_STATE, f"{node.node_id} has another state than the log gives")
+                raise BrokenError(Invariant.SAME_STATE, f"{node.replica_id} has another state than the log gives")
             if not node.is_spoiled:
                 self._check_rows(node, reference)
         self._check_acks([(batch.base_offset, BatchHeader.parse(batch.payload)) for batch in self.reads.batches])
 
     def _check_rows(self, node: SimNode, reference: MemoryStore) -> None:
         if node.machine.first_needed() <= node.disk.base_index:
-            raise BrokenError(Invariant.READABLE, f"{node.node_id} trimmed what readers may still ask for")
+            raise BrokenError(Invariant.READABLE, f"{node.replica_id} trimmed what readers may still ask for")
         # Rows before the first readable batch are swept a few at a time, so replicas may differ there.
         start = node.machine.start_offset
         first = next(reference.scan(OFFSETS, stop=(start + 1).to_bytes(8, "big"), reverse=True), (b"", b""))[0]
         for table, begin in ((OFFSETS, first), (PRODUCERS, b""), (GROUPS, b"")):
             if list(node.disk.scan(table, begin)) != list(reference.scan(table, begin)):
-                raise BrokenError(Invariant.SAME_STATE, f"{node.node_id} has other {table.name} than the log gives")
+                raise BrokenError(Invariant.SAME_STATE, f"{node.replica_id} has other {table.name} than the log gives")
 
     def _check_acks(self, accepted: list[tuple[int, BatchHeader]]) -> None:
         where: dict[tuple[int, int], int] = {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from rayqueue.errors import RayQueueError
-from rayqueue.ids import NodeId
+from rayqueue.ids import ReplicaId
 from rayqueue.partition import Appended
 from rayqueue.records import RecordBatch
 from tests.sim.checker import Ack
@@ -39,7 +39,7 @@ class SimProducer:
         self.window: list[Outstanding] = []
         self.wanted = 0
         self.acked = 0
-        self.target: NodeId | None = None
+        self.target: ReplicaId | None = None
         self.attempt = 0
 
     @property
@@ -71,7 +71,7 @@ class SimProducer:
         node = world.nodes.get(self.target) if self.target is not None else None
         if node is None or node.removed:
             node = world.rng.choice([node for node in world.nodes.values() if not node.removed])
-            self.target = node.node_id
+            self.target = node.replica_id
         replied = False
 
         def answer(result: Any) -> None:
@@ -108,51 +108,19 @@ class SimProducer:
 
 
 class Operator:
-    """Moves replicas and leadership about. Every request may fail; it just tries another later."""
+    """Moves leadership about. Every request may fail; it just tries another later."""
 
     def __init__(self, world: World) -> None:
         self.world = world
-        self.replacing: tuple[NodeId, NodeId] | None = None
-        self._next = 100
 
     def leader(self) -> SimNode | None:
         leaders = [node for node in self.world.nodes.values() if node.alive and node.engine.is_leader]
         return max(leaders, key=lambda node: node.engine.term) if leaders else None
 
-    def start_replacing(self, old: NodeId) -> None:
-        """Bring in a new replica for ``old``: learner, voter, and only then the old one goes."""
-        if self.replacing is None:
-            new = NodeId(f"n{self._next}")
-            self._next += 1
-            self.world.add_node(new)
-            self.replacing = (old, new)
-            self._continue()
-
-    def _continue(self) -> None:
-        if self.replacing is None:
-            return
-        old, new = self.replacing
-        leader = self.leader()
-        if leader is not None:
-            members = leader.engine.members
-            if new not in members.everyone:
-                leader.change(lambda members: members.with_learner(new), _nothing)
-            elif new in members.learners:
-                leader.change(lambda members: members.with_voter(new), _nothing)
-            elif old == leader.node_id and self.world.rng.random() < 0.7:
-                leader.transfer(self.world.rng.choice(sorted(members.voters - {old})), _nothing)
-            elif old in members.everyone:
-                leader.change(lambda members: members.without(old), _nothing)
-            elif not leader.engine._change_in_progress():
-                self.replacing = None
-                self.world.retire(old)
-                return
-        self.world.clock.after(self.world.rng.uniform(0.1, 0.5), self._continue)
-
     def transfer(self) -> None:
         leader = self.leader()
         if leader is not None:
-            others = sorted(leader.engine.members.voters - {leader.node_id})
+            others = sorted(leader.engine.members.voters - {leader.replica_id})
             if others:
                 leader.transfer(self.world.rng.choice(others), _nothing)
 
@@ -167,7 +135,7 @@ class Operator:
         def answer(result: Any) -> None:
             if result is None and node.engine.applied < known:
                 raise BrokenError(
-                    Invariant.CONFIRMED, f"{node.node_id} confirmed it leads and lacks acknowledged entry {known}"
+                    Invariant.CONFIRMED, f"{node.replica_id} confirmed it leads and lacks acknowledged entry {known}"
                 )
 
         node.confirm(answer)

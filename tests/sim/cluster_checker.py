@@ -1,4 +1,4 @@
-"""What must hold of the cluster in every schedule.
+"""The checker of the cluster's world: what must hold in every schedule.
 
 Beside the replicas runs a reference: one machine that applies each entry once,
 when it is first committed anywhere.
@@ -28,7 +28,7 @@ from rayqueue.cluster.groups import Group
 from rayqueue.cluster.machine import ClusterMachine
 from rayqueue.cluster.tables import COORDINATOR
 from rayqueue.errors import UnknownMemberError
-from rayqueue.ids import GroupId, Index, NodeId
+from rayqueue.ids import GroupId, Index, ReplicaId
 from rayqueue.log.memory_store import MemoryStore
 from rayqueue.protocol import calls
 from rayqueue.protocol.calls import Assignment, Grant
@@ -47,7 +47,7 @@ class ClusterChecker(LogChecker):
     def __init__(self, world: ClusterWorld) -> None:
         super().__init__()
         self.world = world
-        self.reference = ClusterMachine(MemoryStore(GroupId("coordinator"), NodeId("reference"), COORDINATOR))
+        self.reference = ClusterMachine(MemoryStore(GroupId("coordinator"), ReplicaId("reference"), COORDINATOR))
         self.reference.on_group_changed = self._group_changed
         self.applied = Index(0)
         self.generations: dict[str, int] = {}
@@ -125,7 +125,7 @@ class ClusterChecker(LogChecker):
             told = self.told.get((call.group, result.generation), {}).get(result.member)
             if told != result.grants or result.member != call.member:
                 raise BrokenError(
-                    Invariant.TRUE_ANSWERS, f"{node.node_id} answered {call} with {result}; the log says {told}"
+                    Invariant.TRUE_ANSWERS, f"{node.replica_id} answered {call} with {result}; the log says {told}"
                 )
             self.acks += 1
         elif isinstance(result, UnknownMemberError) and isinstance(call, calls.Heartbeat):
@@ -136,7 +136,7 @@ class ClusterChecker(LogChecker):
                 and self.member_since[call.group, call.member] < asked_at
             ):
                 raise BrokenError(
-                    Invariant.TRUE_ANSWERS, f"{node.node_id} denied {call.member}, which is a member of {call.group}"
+                    Invariant.TRUE_ANSWERS, f"{node.replica_id} denied {call.member}, which is a member of {call.group}"
                 )
         elif isinstance(result, TopicInfo) and isinstance(call, calls.CreateTopic):
             if result.topic_id not in self.seen_topics:
@@ -234,18 +234,18 @@ class ClusterChecker(LogChecker):
         for node in self.world.nodes.values():
             if node.engine.applied != self.last_committed:
                 raise BrokenError(
-                    Invariant.PROGRESS, f"{node.node_id} applied {node.engine.applied} of {self.last_committed}"
+                    Invariant.PROGRESS, f"{node.replica_id} applied {node.engine.applied} of {self.last_committed}"
                 )
             if node.machine.checkpoint() != expected:
-                raise BrokenError(Invariant.SAME_STATE, f"{node.node_id} has another state than the log gives")
+                raise BrokenError(Invariant.SAME_STATE, f"{node.replica_id} has another state than the log gives")
             reopened = ClusterMachine(node.disk)
             if {name: group.info() for name, group in reopened.groups.items()} != {
                 name: group.info() for name, group in self.reference.groups.items()
             }:
-                raise BrokenError(Invariant.SAME_STATE, f"{node.node_id} would start with other groups than it has")
+                raise BrokenError(Invariant.SAME_STATE, f"{node.replica_id} would start with other groups than it has")
             places = reopened.coordinators, reopened.unmade, reopened.doomed
             if places != (self.reference.coordinators, self.reference.unmade, self.reference.doomed):
-                raise BrokenError(Invariant.SAME_STATE, f"{node.node_id} would start with other places than it has")
+                raise BrokenError(Invariant.SAME_STATE, f"{node.replica_id} would start with other places than it has")
         for group in self.reference.groups.values():
             self._check_shares(group)
         self._check_topics()

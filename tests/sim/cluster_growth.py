@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from rayqueue.cluster import growth
 from rayqueue.cluster.commands import AnyCommand, PlaceCoordinator, ReplicasMade, encode_command
-from rayqueue.ids import GroupId, NodeId
+from rayqueue.ids import GroupId, ReplicaId
 from tests.sim.cluster_node import BROKERS, ClusterNode
 from tests.sim.invariants import BrokenError, Invariant
 
@@ -26,7 +26,7 @@ LOOK_EVERY_S = 0.3
 
 
 class SimKeeper:
-    def __init__(self, world: ClusterWorld, first: NodeId) -> None:
+    def __init__(self, world: ClusterWorld, first: ReplicaId) -> None:
         self._world = world
         self._first = first
         self._rng = Random(f"keeper {world.seed}")
@@ -49,8 +49,8 @@ class SimKeeper:
     def _take_step(self, leader: ClusterNode) -> None:
         machine, nodes = leader.machine, self._world.nodes
         placed = {self._first: BROKERS[0].broker}
-        placed |= {NodeId(node): broker for node, broker in machine.coordinators.items()}
-        unmade = sorted(NodeId(node) for group_id, node in machine.unmade if group_id == COORDINATOR_GROUP)
+        placed |= {ReplicaId(node): broker for node, broker in machine.coordinators.items()}
+        unmade = sorted(ReplicaId(node) for group_id, node in machine.unmade if group_id == COORDINATOR_GROUP)
         for node in unmade:
             if node not in nodes:
                 nodes[node] = ClusterNode(self._world, node, None)
@@ -61,9 +61,10 @@ class SimKeeper:
         lost = [node for node in placed if node not in nodes]
         if lost:
             raise BrokenError(
-                Invariant.SAME_STATE, f"{leader.node_id} believes that {lost} were made, which have no disk"
+                Invariant.SAME_STATE, f"{leader.replica_id} believes that {lost} were made, which have no disk"
             )
-        match growth.next_step(WANTED, placed, leader.engine.members, unmade, BROKERS):
+        picture = growth.Picture(placed, leader.engine.members, leader.replica_id, unmade, BROKERS)
+        match growth.next_step(WANTED, picture):
             case growth.Place(node, broker):
                 self._propose(leader, PlaceCoordinator(COORDINATOR_GROUP, node, broker))
             case growth.AddLearner(node):

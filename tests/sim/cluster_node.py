@@ -15,10 +15,10 @@ from rayqueue.cluster.coordinator import Coordinator
 from rayqueue.cluster.machine import ClusterMachine
 from rayqueue.cluster.placement import AliveBroker
 from rayqueue.errors import NotLeaderError, OutcomeUnknownError
-from rayqueue.ids import GroupId, NodeId
+from rayqueue.ids import GroupId, ReplicaId
 from rayqueue.protocol.calls import CoordinatorCall
 from rayqueue.protocol.seals import Seals
-from rayqueue.raft.members import Members
+from rayqueue.raft.replica_set import ReplicaSet
 from tests.sim.node import EngineNode
 
 if TYPE_CHECKING:
@@ -32,9 +32,9 @@ Answer = Callable[[Any], None]
 
 
 class ClusterNode(EngineNode):
-    def __init__(self, world: ClusterWorld, node_id: NodeId, members: Members | None) -> None:
+    def __init__(self, world: ClusterWorld, replica_id: ReplicaId, members: ReplicaSet | None) -> None:
         self.world = world
-        super().__init__(world, GroupId("coordinator"), node_id, members)
+        super().__init__(world, GroupId("coordinator"), replica_id, members)
 
     def open_machine(self) -> ClusterMachine:
         self.machine = ClusterMachine(self.disk)
@@ -64,7 +64,7 @@ class ClusterNode(EngineNode):
             if term is None:
                 self.coordinator.unlead()
             else:
-                self.coordinator.lead(now, node=self.node_id, term=term)
+                self.coordinator.lead(now, node=self.replica_id, term=term)
         self.world.checker.after_step(self)
 
     def before_sync(self) -> None:

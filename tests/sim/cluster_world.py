@@ -19,14 +19,14 @@ from rayqueue.cluster.assignors import STRATEGIES
 from rayqueue.cluster.tables import COORDINATOR
 from rayqueue.config import ClusterSettings, RaftSettings
 from rayqueue.errors import RayQueueError, TopicRecreatedError, UnknownTopicError
-from rayqueue.ids import GroupId, Index, NodeId
+from rayqueue.ids import GroupId, Index, ReplicaId
 from rayqueue.log.memory_store import MemoryStore
 from rayqueue.partition import Partition, PartitionSettings, commit_command, forget_group_command
 from rayqueue.partition.tables import PARTITION
 from rayqueue.protocol.calls import DeletedGroup, Position
 from rayqueue.protocol.topics import TopicPartition
-from rayqueue.raft.members import Members
 from rayqueue.raft.messages import InstallSnapshot
+from rayqueue.raft.replica_set import ReplicaSet
 from rayqueue.raft.transport import Event, Received
 from rayqueue.records import RecordBatch
 from tests.sim.cluster_checker import ClusterChecker
@@ -83,7 +83,7 @@ class SimPartition:
     """A partition that never fails: the real machine, one entry after the other."""
 
     def __init__(self) -> None:
-        self._machine = Partition(MemoryStore(GroupId("p"), NodeId("p"), PARTITION), PartitionSettings())
+        self._machine = Partition(MemoryStore(GroupId("p"), ReplicaId("p"), PARTITION), PartitionSettings())
         self._index = 1
         self._machine.apply(Index(1), _records())
 
@@ -143,11 +143,11 @@ class ClusterWorld:
         self.client_slow_s = 0.0
         self._connections: list[Connection] = []
         self.checker = ClusterChecker(self)
-        self.nodes: dict[NodeId, ClusterNode] = {}
+        self.nodes: dict[ReplicaId, ClusterNode] = {}
         drawn_size = self.rng.choice((1, 3, 3, 3, 3, 3, 5))
-        voters = Members.of(f"c{number}" for number in range(drawn_size if size is None else size))
-        for node_id in sorted(voters.voters):
-            self.nodes[node_id] = ClusterNode(self, node_id, voters)
+        voters = ReplicaSet.of(f"c{number}" for number in range(drawn_size if size is None else size))
+        for replica_id in sorted(voters.voters):
+            self.nodes[replica_id] = ClusterNode(self, replica_id, voters)
         # Dice of its own, so that schedules without it stay what they are.
         grows = Random(f"grows {seed}").random() < 0.7 if faults is None else GROWTH in faults
         self.keeper = SimKeeper(self, min(self.nodes)) if grows and len(self.nodes) == 1 else None
@@ -168,13 +168,13 @@ class ClusterWorld:
 
     # -- for nodes and clients ------------------------------------------------------------------
 
-    def new_disk(self, group_id: GroupId, node_id: NodeId) -> MemoryStore:
-        return new_disk(self, group_id, node_id, COORDINATOR)
+    def new_disk(self, group_id: GroupId, replica_id: ReplicaId) -> MemoryStore:
+        return new_disk(self, group_id, replica_id, COORDINATOR)
 
     def crash_disk(self, disk: MemoryStore) -> MemoryStore:
         return disk.reopen()
 
-    def is_spoiled(self, node_id: NodeId) -> bool:
+    def is_spoiled(self, replica_id: ReplicaId) -> bool:
         return False
 
     def sync_time(self) -> float:
@@ -191,7 +191,7 @@ class ClusterWorld:
         self._connections.append(connection)
         return connection
 
-    def send(self, sender: NodeId, peer: NodeId, event: Event) -> None:
+    def send(self, sender: ReplicaId, peer: ReplicaId, event: Event) -> None:
         if isinstance(event, Received) and isinstance(event.message, InstallSnapshot):
             self.snapshots += 1
         self.network.send(sender, peer, lambda: self.nodes[peer].take(event))
@@ -199,7 +199,11 @@ class ClusterWorld:
     def on_killed(self, node: ClusterNode) -> None:
         """The kernel closes a dead process's sockets, and most of those at the other end hear of it."""
         for other in self.nodes.values():
-            if other is not node and self.rng.random() < 0.7 and not self.network.is_cut(node.node_id, other.node_id):
+            if (
+                other is not node
+                and self.rng.random() < 0.7
+                and not self.network.is_cut(node.replica_id, other.replica_id)
+            ):
                 self.clock.after(self.rng.uniform(0.0005, 0.01), partial(self._report_dead, node, other))
         for link in (*(member.link for member in self.members), self.admin.link):
             connection = link.connection
@@ -330,7 +334,7 @@ class ClusterWorld:
                 self._transfer()
 
     def _partition(self, *, one_way: bool) -> None:
-        side = {node_id for node_id in self.nodes if self.rng.random() < 0.5}
+        side = {replica_id for replica_id in self.nodes if self.rng.random() < 0.5}
         links = {(a, b) for a in self.nodes for b in self.nodes if a in side and b not in side}
         self.network.cut(links if one_way else links | {(b, a) for a, b in links})
         self.clock.after(self.rng.uniform(0.2, 4), lambda: self.network.cut(set()))
@@ -346,7 +350,7 @@ class ClusterWorld:
     def _transfer(self) -> None:
         leader = self.leader()
         if leader is not None:
-            others = sorted(leader.engine.members.voters - {leader.node_id})
+            others = sorted(leader.engine.members.voters - {leader.replica_id})
             if others:
                 leader.transfer(self.rng.choice(others), lambda _: None)
 
@@ -474,7 +478,7 @@ class ClusterWorld:
             for name, group in self.checker.reference.groups.items()
         }
         members = {member.member: (member.joined, sorted(member.held)) for member in self.members}
-        applied = {node_id: (node.alive, node.engine.applied) for node_id, node in self.nodes.items()}
+        applied = {replica_id: (node.alive, node.engine.applied) for replica_id, node in self.nodes.items()}
         return f"groups {groups}, members {members}, nodes {applied}, admin waits for {self.admin.pending}"
 
     def _generations(self) -> dict[str, int]:

@@ -20,7 +20,7 @@ from random import Random
 from typing import TYPE_CHECKING, Any
 
 from rayqueue.errors import InvalidInputError, StaleGenerationError
-from rayqueue.ids import GroupId, Index, NodeId
+from rayqueue.ids import GroupId, Index, ReplicaId
 from rayqueue.log.memory_store import MemoryStore
 from rayqueue.log.store import Entry
 from rayqueue.partition import (
@@ -60,6 +60,7 @@ class SimGroup:
         self.rewinds = 0
         self.deleted = 0
         """The newest generation whose life is over: the group was deleted, and that was acknowledged."""
+        self._lives = 0
 
     def act(self) -> None:
         node = self._node()
@@ -103,6 +104,7 @@ class SimGroup:
         self.rewinds += 1
         self.acked = {}
         self.claimed = 0  # who commits without a generation may begin anew
+        self._lives += 1
         self.generation += 1
 
         def answer(result: Any) -> None:
@@ -123,6 +125,7 @@ class SimGroup:
 
     def _commit(self, node: SimNode, generation: int, offsets: Mapping[int, int], *, rewind: bool = False) -> None:
         claimed, acked, rewinds, deleted = self.claimed, dict(self.acked), self.rewinds, self.deleted
+        life = self._lives
 
         def answer(result: Any) -> None:
             if not isinstance(result, Committed):
@@ -143,7 +146,8 @@ class SimGroup:
                         )
                 for lane, offset in result.offsets.items():
                     self.acked[lane] = max(offset, self.acked.get(lane, 0))
-            self.claimed = max(self.claimed, generation)
+            if life == self._lives:  # else it is about a life that may be over by now
+                self.claimed = max(self.claimed, generation)
 
         node.propose(commit_command(self.name, generation, offsets, rewind=rewind), answer)
 
@@ -189,7 +193,7 @@ class _Replay:
     """The committed log once more: the real machine's answers beside a model's."""
 
     def __init__(self) -> None:
-        self.store = MemoryStore(GroupId("sim-0"), NodeId("groups"), PARTITION)
+        self.store = MemoryStore(GroupId("sim-0"), ReplicaId("groups"), PARTITION)
         self.machine = Partition(self.store, SETTINGS)
         self.groups: dict[str, _Group] = {}
         self.lanes: list[int] = []  # of each record
@@ -278,15 +282,17 @@ def check_groups(committed: Mapping[Index, Entry], last: Index, nodes: Collectio
     for node in nodes:
         found = {name: _Group(group.generation, dict(group.offsets), group.pinned) for name, group in _groups(node)}
         if found != replay.groups:
-            raise BrokenError(Invariant.POSITIONS, f"{node.node_id} has groups {found}, the log gives {replay.groups}")
+            raise BrokenError(
+                Invariant.POSITIONS, f"{node.replica_id} has groups {found}, the log gives {replay.groups}"
+            )
         first = node.machine.readable_from
         for lane in range(SETTINGS.lanes):
             # From the first batch that all are sure to have: what is before it is swept a few rows at a time.
             begin, end = bytes((lane,)) + first.to_bytes(8, "big"), bytes((lane + 1,))
             if list(node.disk.scan(LANES, begin, end)) != list(replay.store.scan(LANES, begin, end)):
-                raise BrokenError(Invariant.SAME_STATE, f"{node.node_id} has another lane {lane} than the log gives")
+                raise BrokenError(Invariant.SAME_STATE, f"{node.replica_id} has another lane {lane} than the log gives")
         if (node.machine.backlog(), node.machine.lane_ends()) != (replay.machine.backlog(), replay.machine.lane_ends()):
-            raise BrokenError(Invariant.SAME_STATE, f"{node.node_id} counts another backlog than the log gives")
+            raise BrokenError(Invariant.SAME_STATE, f"{node.replica_id} counts another backlog than the log gives")
     return replay.start
 
 

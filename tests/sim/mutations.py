@@ -1,22 +1,19 @@
 """Each remedy of docs/raft.md, switched off: the simulator must notice every time.
 
-The product has no switches for its own safety; a mutation replaces one method
-while it runs. ``faults`` narrows what goes wrong to what the remedy is for, so
-that the failure is found in tens of schedules rather than thousands.
+``faults`` narrows what goes wrong to what the remedy is for, so that the failure is
+found in tens of schedules rather than thousands (``frame.Mutation``).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
-from functools import partial
 from typing import Any
 from unittest.mock import patch
 
 from msgspec.structs import replace
 
-from rayqueue.ids import GroupId, Index, NodeId, Term
+from rayqueue.ids import GroupId, Index, ReplicaId, Term
 from rayqueue.log.lmdb_codec import ENTRIES, ENTRY_HEADER
 from rayqueue.log.memory_store import MemoryDisk, MemorySnapshot, MemoryStore
 from rayqueue.log.ops import LogState, Op, index_key
@@ -24,36 +21,19 @@ from rayqueue.log.store import Entry, LogStore
 from rayqueue.log.wal import SECTOR_BYTES, Wal
 from rayqueue.partition.tables import PARTITION
 from rayqueue.raft import follower
+from rayqueue.raft.doubt import Doubt, WaryElections
 from rayqueue.raft.engine import RaftEngine
-from rayqueue.raft.members import Members
 from rayqueue.raft.messages import AppendEntries, AppendReply, Message, PreVote, RequestVote
 from rayqueue.raft.progress import Pace, Progress
+from rayqueue.raft.replica_set import ReplicaSet
+from tests.sim import frame
 from tests.sim.invariants import BrokenRule, Invariant
 from tests.sim.node import SimNode, new_disk
-from tests.sim.world import World
+from tests.sim.world import RESTORE, World
 
 
-@dataclass(frozen=True, slots=True)
-class Mutation:
-    name: str
-    finding: str
-    rule: BrokenRule
-    target: Any
-    attribute: str
-    replacement: Any
-    faults: frozenset[str]
-    size: int | None = None
-    ending: str | None = None
-    first_seed: int = 0
-    """Where the search begins: somewhat before the first schedule that shows it, where that is a long way."""
-
-    def world(self, seed: int) -> World:
-        return World(seed, self.faults, self.size, self.ending)
-
-    @contextmanager
-    def active(self) -> Iterator[None]:
-        with patch.object(self.target, self.attribute, self.replacement):
-            yield
+class Mutation(frame.Mutation):
+    make = World
 
 
 def _truncate_on_match(store: LogStore, entries: Sequence[Any], commit: Index) -> int | None:
@@ -74,11 +54,11 @@ def _refuse_always(progress: Progress, prev: Index, hint: Index) -> None:
     progress.next = Index(hint + 1)
 
 
-def _send_before_sync(engine: RaftEngine, peer: NodeId, message: Message) -> None:
+def _send_before_sync(engine: RaftEngine, peer: ReplicaId, message: Message) -> None:
     engine._ready.early.append((peer, message))
 
 
-def _any_log_will_do(engine: RaftEngine, sender: NodeId, message: Message) -> None:
+def _any_log_will_do(engine: RaftEngine, sender: ReplicaId, message: Message) -> None:
     """Whoever asks for a vote is taken to have the longest log."""
     if isinstance(message, PreVote | RequestVote):
         message = replace(message, last_index=Index(1 << 60), last_term=Term(1 << 60))
@@ -93,10 +73,10 @@ def _no_pre_vote(engine: RaftEngine) -> None:
     engine._campaign = True
 
 
-def _self_removal(engine: RaftEngine, members: Members, context: Any) -> None:
+def _self_removal(engine: RaftEngine, members: ReplicaSet, context: Any) -> None:
     """A leader may remove itself; whatever else is asked of a change still is."""
-    leaves = engine.node_id not in members.voters
-    with patch.object(engine, "node_id", min(members.voters)) if leaves else nullcontext():
+    leaves = engine.replica_id not in members.voters
+    with patch.object(engine, "replica_id", min(members.voters)) if leaves else nullcontext():
         _change_members(engine, members, context)
 
 
@@ -109,7 +89,7 @@ def _confirm_unasked(engine: RaftEngine) -> None:
         engine._answer(context, None)
 
 
-def _echo_the_round(engine: RaftEngine, sender: NodeId, message: AppendEntries) -> None:
+def _echo_the_round(engine: RaftEngine, sender: ReplicaId, message: AppendEntries) -> None:
     """The answer to an older term as any other: with the round that was asked about."""
     if message.term < engine.term:
         engine.send_after_sync(sender, AppendReply(engine.term, False, message.prev_index, Index(0), message.round))
@@ -141,7 +121,7 @@ _maintain = RaftEngine.maintain
 def _wiped_under_the_old_id(world: World, node: SimNode) -> None:
     node.kill()
     members = node.engine.members
-    node.disk = world.new_disk(GroupId("sim-0"), node.node_id)
+    node.disk = world.new_disk(GroupId("sim-0"), node.replica_id)
     RaftEngine.bootstrap(node.disk, members)
     node.checked_commit = 0
     world.clock.after(world.rng.uniform(0.01, 1), lambda: world.restart(node))
@@ -204,7 +184,7 @@ def _unverified(snapshot: MemorySnapshot, index: Index) -> Entry:
 
 
 class LyingStore(MemoryStore):
-    """A disk behind a write cache that nobody flushes: a crash keeps some of what was "durable", torn anyhow."""
+    """A disk behind a write cache that nobody flushes: a crash loses the newest of what was "durable"."""
 
     def __init__(self, *arguments: Any, **keywords: Any) -> None:
         disk: MemoryDisk = keywords["disk"]
@@ -222,13 +202,18 @@ class LyingStore(MemoryStore):
 
     def _commit(self, ops: Sequence[Op], state: LogState) -> int:
         txn_id = super()._commit(ops, state)
-        self.cached.extend(partial(self.image.apply, op) for op in ops)
-        self.cached.append(lambda: setattr(self.image, "txn_id", txn_id))
+
+        def write() -> None:
+            for op in ops:
+                self.image.apply(op)
+            self.image.txn_id = txn_id
+
+        self.cached.append(write)
         return txn_id
 
 
-def _lying_disk(world: World, group_id: GroupId, node_id: NodeId) -> MemoryStore:
-    return new_disk(world, group_id, node_id, PARTITION, LyingStore)
+def _lying_disk(world: World, group_id: GroupId, replica_id: ReplicaId) -> MemoryStore:
+    return new_disk(world, group_id, replica_id, PARTITION, LyingStore)
 
 
 def _torn(world: World, disk: MemoryStore) -> MemoryStore:
@@ -245,36 +230,20 @@ def _readable(disk: MemoryDisk) -> MemoryDisk:
 
 
 def _engine(
-    name: str,
-    finding: str,
-    rule: BrokenRule,
-    attribute: str,
-    replacement: Callable[..., Any],
-    *faults: str,
-    ending: str | None = None,
-    first_seed: int = 0,
+    name: str, finding: str, rule: BrokenRule, attribute: str, replacement: Any, *faults: str, **narrowed: Any
 ) -> Mutation:
-    return Mutation(
-        name,
-        finding,
-        rule,
-        RaftEngine,
-        attribute,
-        replacement,
-        frozenset(faults),
-        ending=ending,
-        first_seed=first_seed,
-    )
+    return Mutation(name, finding, rule, RaftEngine, attribute, replacement, faults, **narrowed)
 
 
-def _breaks(*names: Invariant, also: tuple[Invariant, ...] = ()) -> BrokenRule:
-    return BrokenRule(frozenset(names), frozenset(also))
+def _breaks(invariant: Invariant, *, also: tuple[Invariant, ...] = ()) -> BrokenRule:
+    return BrokenRule(invariant, frozenset(also))
 
 
 MUTATIONS = (
     Mutation(
         "truncate_on_match",
         "acknowledged entries lost",
+        # Where nobody is acknowledged meanwhile, leader and follower send and cut the same entries for ever.
         _breaks(Invariant.ON_A_MAJORITY, also=(Invariant.PROGRESS,)),
         follower,
         "first_new",
@@ -332,7 +301,8 @@ MUTATIONS = (
     _engine(
         "overlapping_changes",
         "overlapping membership changes accepted",
-        _breaks(Invariant.LEADER_COMPLETENESS, Invariant.ON_A_MAJORITY, also=(Invariant.PROGRESS,)),
+        # Two majorities that do not meet: the next leader lacks an entry, or too few acknowledge, or nobody is elected.
+        _breaks(Invariant.LEADER_COMPLETENESS, also=(Invariant.ON_A_MAJORITY, Invariant.PROGRESS)),
         "_change_in_progress",
         lambda engine: False,
         *("members", "partition", "kill", "one_way", "slow", "pause"),
@@ -341,7 +311,8 @@ MUTATIONS = (
     _engine(
         "leader_removes_itself",
         "the leader cannot remove itself",
-        _breaks(Invariant.LEADER_COMPLETENESS, Invariant.PROGRESS),
+        # Those who are left may lack what the leader took along, and then none of them is elected.
+        _breaks(Invariant.PROGRESS, also=(Invariant.LEADER_COMPLETENESS,)),
         "change_members",
         _self_removal,
         *("members", "kill", "partition", "drop"),
@@ -378,7 +349,8 @@ MUTATIONS = (
         "trim_applied",
         "stock compaction drops the messages",
         # A replica that does not find what a reader asks for takes itself for damaged: it applies and leads no more.
-        _breaks(Invariant.READABLE, Invariant.SAME_STATE, also=(Invariant.PROGRESS,)),
+        # And who needs what was trimmed gets a checkpoint, which has no rows for it.
+        _breaks(Invariant.READABLE, also=(Invariant.SAME_STATE, Invariant.PROGRESS)),
         "maintain",
         _trim_applied,
         "trim",
@@ -396,7 +368,12 @@ MUTATIONS = (
     Mutation(
         "old_id_after_wipe",
         "a replica that lost its disk rejoins under a new id",
-        _breaks(Invariant.ON_A_MAJORITY, Invariant.LEADER_COMPLETENESS, also=(Invariant.PROGRESS,)),
+        # What it had acknowledged is gone, and what it had voted too: it may make a second leader of a term, whose log
+        # is another one.
+        _breaks(
+            Invariant.LEADER_COMPLETENESS,
+            also=(Invariant.ONE_LEADER, Invariant.ONE_LOG, Invariant.ON_A_MAJORITY, Invariant.PROGRESS),
+        ),
         World,
         "_wipe",
         _wiped_under_the_old_id,
@@ -406,7 +383,7 @@ MUTATIONS = (
         "full_disk_leads",
         "a leader that cannot write counts itself",
         # In a group of one, what it counted goes with the power before anybody was answered.
-        _breaks(Invariant.ON_A_MAJORITY, Invariant.LEADER_COMPLETENESS),
+        _breaks(Invariant.ON_A_MAJORITY, also=(Invariant.LEADER_COMPLETENESS,)),
         "disk_full",
         lambda engine: None,
         *("disk_full", "kill", "power_loss"),
@@ -456,7 +433,8 @@ MUTATIONS = (
     _write_ahead(
         "recycled_early",
         "the write-ahead file begins again before the tables are synced",
-        _breaks(Invariant.ON_A_MAJORITY, Invariant.OPENS),
+        # Of what was overwritten later records may be left, without those before them.
+        _breaks(Invariant.ON_A_MAJORITY, also=(Invariant.OPENS,)),
         "write",
         _recycle_when_full,
     ),
@@ -478,13 +456,41 @@ MUTATIONS = (
         frozenset({"rot", "kill"}),
         first_seed=50,
     ),
+    Mutation(
+        "copy_trusted",
+        "an older copy of a replica's disk goes on without asking anybody",
+        _breaks(Invariant.LEADER_COMPLETENESS),
+        Doubt,
+        "missing",
+        lambda doubt, me, own: frozenset(),
+        frozenset({RESTORE, "partition", "kill", "slow"}),
+        first_seed=35,
+    ),
+    Mutation(
+        "copy_votes_for_short_logs",
+        "an older copy has asked everybody, and votes for logs as short as its own",
+        _breaks(Invariant.LEADER_COMPLETENESS),
+        WaryElections,
+        "_is_long_enough",
+        lambda engine, last_term, last_index: engine._doubt is None or engine._doubt.floor is not None,
+        frozenset({RESTORE, "partition", "kill", "slow"}),
+    ),
 )
 
 
+# Entries, votes, and which of the write-ahead file's records the tables have, are all lost alike. What is seen first is
+# chance: a leader that lacks an entry most often, a second leader of a term, another entry in the place of one that was
+# committed, a file that does not fit its tables, or a group that nobody can lead.
 LYING_DISK = _breaks(
     Invariant.LEADER_COMPLETENESS,
-    Invariant.ON_A_MAJORITY,
-    also=(Invariant.OPENS, Invariant.ONE_LOG, Invariant.SAME_STATE, Invariant.READS, Invariant.PROGRESS),
+    also=(
+        Invariant.ONE_LEADER,
+        Invariant.ONE_LOG,
+        Invariant.ON_A_MAJORITY,
+        Invariant.NO_SELF_STOP,
+        Invariant.OPENS,
+        Invariant.PROGRESS,
+    ),
 )
 
 

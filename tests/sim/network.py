@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
 
-from rayqueue.ids import NodeId
+from rayqueue.ids import ReplicaId
 from tests.sim.invariants import BrokenError, Invariant
 
 
@@ -58,16 +58,16 @@ class Network:
         self.weather = Weather()
         self._clock = clock
         self._rng = rng
-        self._cut: set[tuple[NodeId, NodeId]] = set()
-        self._last_arrival: dict[tuple[NodeId, NodeId], float] = {}
+        self._cut: set[tuple[ReplicaId, ReplicaId]] = set()
+        self._last_arrival: dict[tuple[ReplicaId, ReplicaId], float] = {}
 
-    def cut(self, links: set[tuple[NodeId, NodeId]]) -> None:
+    def cut(self, links: set[tuple[ReplicaId, ReplicaId]]) -> None:
         self._cut = links
 
-    def is_cut(self, a: NodeId, b: NodeId) -> bool:
+    def is_cut(self, a: ReplicaId, b: ReplicaId) -> bool:
         return (a, b) in self._cut
 
-    def send(self, a: NodeId, b: NodeId, deliver: Callable[[], None]) -> None:
+    def send(self, a: ReplicaId, b: ReplicaId, deliver: Callable[[], None]) -> None:
         rng, weather = self._rng, self.weather
         if (a, b) in self._cut or (weather.drop and rng.random() < weather.drop):
             return

@@ -13,20 +13,20 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from rayqueue.config import RaftSettings
 from rayqueue.errors import DamagedLogError, DiskFullError, InvariantBrokenError, RayQueueError, StorageError
-from rayqueue.ids import GroupId, NodeId
+from rayqueue.ids import GroupId, ReplicaId
 from rayqueue.log.memory_store import MemoryDisk, MemoryStore
 from rayqueue.log.store import Schema
 from rayqueue.log.wal import SECTOR_BYTES
-from rayqueue.partition import Admission, read_lanes
+from rayqueue.partition import Admission, Partition, read_lanes
 from rayqueue.protocol.data import Cursor
 from rayqueue.raft.engine import Done, RaftEngine
 from rayqueue.raft.machine import StateMachine
-from rayqueue.raft.members import Members
 from rayqueue.raft.messages import Message
+from rayqueue.raft.replica_set import ReplicaSet
 from rayqueue.raft.transport import Event, PeerDown, PeerUp, Received
 from rayqueue.replica.loop import Loop, Written
+from rayqueue.replica.scrub import Scrubber
 from rayqueue.replica.tail import Tail
-from rayqueue.replica.watched import WatchedPartition
 from tests.sim.invariants import BrokenError, Invariant
 from tests.sim.network import Clock
 
@@ -53,21 +53,21 @@ class NodeWorld(Protocol):
     """Dice of the disks' own: what a write leaves behind changes nothing else in a schedule."""
     raft_settings: RaftSettings
 
-    def new_disk(self, group_id: GroupId, node_id: NodeId) -> MemoryStore: ...
+    def new_disk(self, group_id: GroupId, replica_id: ReplicaId) -> MemoryStore: ...
     def crash_disk(self, disk: MemoryStore) -> MemoryStore: ...
     def sync_time(self) -> float: ...
-    def send(self, sender: NodeId, peer: NodeId, event: Event) -> None: ...
-    def is_spoiled(self, node_id: NodeId) -> bool: ...
+    def send(self, sender: ReplicaId, peer: ReplicaId, event: Event) -> None: ...
+    def is_spoiled(self, replica_id: ReplicaId) -> bool: ...
 
 
 def new_disk(
-    world: NodeWorld, group_id: GroupId, node_id: NodeId, schema: Schema, kind: type[MemoryStore] = MemoryStore
+    world: NodeWorld, group_id: GroupId, replica_id: ReplicaId, schema: Schema, kind: type[MemoryStore] = MemoryStore
 ) -> MemoryStore:
     """Small enough that caches miss, and that the write-ahead file is full after a few records."""
     rng = world.disk_rng
     return kind(
         group_id,
-        node_id,
+        replica_id,
         schema,
         disk=MemoryDisk(rng.choice((2, 6, 24)) * SECTOR_BYTES),
         cache_bytes=world.rng.choice((0, 1_000, 1_000_000)),
@@ -78,15 +78,15 @@ def new_disk(
 class EngineNode:
     """The loop around an engine. What the log means, and who watches, is a subclass's."""
 
-    def __init__(self, world: NodeWorld, group_id: GroupId, node_id: NodeId, members: Members | None) -> None:
+    def __init__(self, world: NodeWorld, group_id: GroupId, replica_id: ReplicaId, members: ReplicaSet | None) -> None:
         self._world = world
-        self.node_id = node_id
+        self.replica_id = replica_id
         self.disk_is_full = False
         self.reserve_is_full = False
         """Not even what is small can be written while the disk is full."""
         self.broken = False
         """Its disk is damaged so that it cannot be started."""
-        self.disk = world.new_disk(group_id, node_id)
+        self.disk = world.new_disk(group_id, replica_id)
         self.disk.disk.wal.before_write, self.disk.disk.before_commit = self._check_space_ahead, self._check_space
         if members is not None:
             RaftEngine.bootstrap(self.disk, members)
@@ -114,13 +114,24 @@ class EngineNode:
     def tables_synced(self) -> None:
         """Snapshots see all that was applied."""
 
+    @property
+    def must_settle(self) -> bool:
+        """Somebody waits until snapshots see all that is applied now."""
+        return False
+
+    def synced(self) -> None:
+        """All of the turn is durable, and nothing was promised yet."""
+
+    def published(self) -> None:
+        """The turn is over."""
+
     def killed(self) -> None:
         pass
 
     @property
     def is_spoiled(self) -> bool:
         """Bits of its disk have flipped."""
-        return self._world.is_spoiled(self.node_id)
+        return self._world.is_spoiled(self.replica_id)
 
     @property
     def own_deadline(self) -> float:
@@ -176,6 +187,13 @@ class EngineNode:
         self.disk = self._open_again()
         self.killed()
 
+    def restore(self, older: MemoryDisk) -> None:
+        """It stops, and an older copy is in the place of its disk."""
+        self.kill()
+        older.copied = "restored from a backup"
+        self.disk.disk = older
+        self.disk = self._open_again()
+
     # -- the disk ------------------------------------------------------------------------
 
     def _check_space(self) -> None:
@@ -222,11 +240,11 @@ class EngineNode:
 
     def _cannot_write(self, error: StorageError) -> None:
         if not isinstance(error, DiskFullError) and not self.is_spoiled:
-            raise BrokenError(Invariant.OPENS, f"{self.node_id} cannot be written: {error}") from error
+            raise BrokenError(Invariant.OPENS, f"{self.replica_id} cannot be written: {error}") from error
 
     def _cannot_start(self, error: DamagedLogError) -> None:
-        if not self._world.is_spoiled(self.node_id):
-            raise BrokenError(Invariant.OPENS, f"{self.node_id} cannot be opened: {error}") from error
+        if not self._world.is_spoiled(self.replica_id):
+            raise BrokenError(Invariant.OPENS, f"{self.replica_id} cannot be opened: {error}") from error
         self.alive = False
         self.broken = True
 
@@ -259,7 +277,7 @@ class EngineNode:
             try:
                 self._turn()
             except InvariantBrokenError as error:
-                raise BrokenError(Invariant.NO_SELF_STOP, f"{self.node_id} stopped: {error}") from error
+                raise BrokenError(Invariant.NO_SELF_STOP, f"{self.replica_id} stopped: {error}") from error
             finally:
                 self.in_turn = False
 
@@ -269,8 +287,9 @@ class EngineNode:
         self.loop.first_half(world.clock.now, inbox)
         if not engine.is_leader or world.rng.random() < 0.3:
             engine.maintain(SEGMENT_BYTES, TRIM_ENTRIES)
-        self.settle = world.disk_rng.random() < 0.1
-        if self.loop.must_write or (self.disk.dirty and world.rng.random() < 0.2):
+        must_settle = self.must_settle
+        self.settle = world.disk_rng.random() < 0.1 or must_settle
+        if self.loop.must_write or must_settle or (self.disk.dirty and world.rng.random() < 0.2):
             self.syncing = True
             life, took_s = self.life, world.sync_time()
             world.clock.after(took_s, lambda: self._synced(life))
@@ -303,12 +322,15 @@ class EngineNode:
         if written is not Written.NOTHING and not self.disk.dirty:
             self.tables_synced()
         if written is Written.ALL:
+            self.synced()
             self._promise()
         else:
+            self.published()
             self._sleep()
 
     def _promise(self) -> None:
         self.loop.second_half()
+        self.published()
         self._sleep()
 
     def _sleep(self) -> None:
@@ -330,8 +352,8 @@ class EngineNode:
 
         self._world.clock.at(when, fire)
 
-    def _send(self, peer: NodeId, message: Message) -> None:
-        self._world.send(self.node_id, peer, Received(self.node_id, message))
+    def _send(self, peer: ReplicaId, message: Message) -> None:
+        self._world.send(self.replica_id, peer, Received(self.replica_id, message))
 
     # -- what clients and operators ask -----------------------------------------------------
 
@@ -341,10 +363,10 @@ class EngineNode:
     def confirm(self, answer: Answer) -> None:
         self._ask(lambda: self.engine.confirm_leadership(answer), answer)
 
-    def change(self, how: Callable[[Members], Members], answer: Answer) -> None:
+    def change(self, how: Callable[[ReplicaSet], ReplicaSet], answer: Answer) -> None:
         self._ask(lambda: self.engine.change_members(how(self.engine.members), answer), answer)
 
-    def transfer(self, target: NodeId, answer: Answer) -> None:
+    def transfer(self, target: ReplicaId, answer: Answer) -> None:
         self._ask(lambda: self.engine.transfer_leadership(target, self._world.clock.now, answer), answer)
 
     def _ask(self, action: Callable[[], None], answer: Answer) -> None:
@@ -362,16 +384,17 @@ class EngineNode:
 class SimNode(EngineNode):
     """A replica of a partition."""
 
-    def __init__(self, world: World, node_id: NodeId, members: Members | None) -> None:
+    def __init__(self, world: World, replica_id: ReplicaId, members: ReplicaSet | None) -> None:
         self.world = world
-        super().__init__(world, GroupId("sim-0"), node_id, members)
+        super().__init__(world, GroupId("sim-0"), replica_id, members)
 
-    def open_machine(self) -> WatchedPartition:
-        self.machine = WatchedPartition(self.disk, self.world.partition_settings)
+    def open_machine(self) -> Partition:
+        self.machine = Partition(self.disk, self.world.partition_settings)
         tail_bytes = self.world.disk_rng.choice((0, 500, 1_000_000))
-        self.tail = Tail(self.machine.next_offset, tail_bytes, self.machine.lane_ends())
-        self.machine.tail, self.machine.grown = self.tail, set()
+        self.tail = Tail.opened(self.machine, tail_bytes)
+        self.machine.watch(self.tail)
         self.admission = Admission(self.machine)
+        self.scrubber = Scrubber(self.disk.tables)
         self.was_leader = False
         return self.machine
 
@@ -396,6 +419,17 @@ class SimNode(EngineNode):
             work()
         except DamagedLogError as error:
             self.engine.damaged(str(error))
+
+    def scrub(self) -> None:
+        """A piece, in another thread, as ``rayqueue.replica.scrub`` does."""
+        if not self.alive or self.disk.damaged is not None:
+            return
+        try:
+            with self.disk.snapshot() as snapshot:
+                self.scrubber.piece(snapshot, 2_000)
+        except DamagedLogError as error:
+            why = str(error)
+            self.call(lambda: self.engine.damaged(why))
 
     # -- reading, as ``PartitionService`` does -----------------------------------------------
 
@@ -460,8 +494,8 @@ def _lose_power() -> None:
 
 
 def peer_gone(node: EngineNode, dead: bool) -> PeerDown:
-    return PeerDown(node.node_id, dead)
+    return PeerDown(node.replica_id, dead)
 
 
 def peer_back(node: EngineNode) -> PeerUp:
-    return PeerUp(node.node_id)
+    return PeerUp(node.replica_id)

@@ -5,13 +5,9 @@ The whole campaign is ``make sim SCHEDULES=20000 SEED=1``.
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-
 import pytest
 
-from tests.sim.campaign import replay_command, run_campaign
+from tests.sim.frame import check_campaign, check_same_in_every_process
 from tests.sim.invariants import BrokenError, BrokenRule, Invariant, first_broken
 from tests.sim.mutations import LYING_DISK, MUTATIONS, Mutation, lying_disk
 from tests.sim.world import World
@@ -24,34 +20,23 @@ MUTATION_SCHEDULES = 600
 
 
 def test_campaign_loses_nothing_and_never_sticks() -> None:
-    results = list(run_campaign(1, SCHEDULES, os.cpu_count() or 1))
-    failed = [f"{result.kind}: {result.text}\n  {replay_command(result.seed)}" for result in results if result.kind]
-    assert not failed, "\n".join(failed)
-    assert len(results) == SCHEDULES
-    # A campaign in which nothing happens would pass as well.
-    assert sum(result.acked for result in results) > 20 * SCHEDULES
-    assert sum(result.snapshots for result in results) > SCHEDULES / 20
+    check_campaign("partition", SCHEDULES, acked_each=20, snapshots_each=0.05)
+
+
+# Seeds that once failed. 7584: a claim was answered after the group had been deleted, and counted for its next life.
+# 8023: a follower said yes to what is before a damaged entry and took nothing after it, at the network's pace.
+@pytest.mark.parametrize("seed", [7584, 8023])
+def test_what_was_found_stays_fixed(seed: int) -> None:
+    World(seed).run()
 
 
 def test_a_seed_gives_the_same_schedule_in_every_process() -> None:
-    code = "from tests.sim.world import World; print(*(World(seed).run() for seed in range(6)))"
-    command = [sys.executable, "-c", code]
-    outcomes = {
-        subprocess.run(
-            command, env=os.environ | {"PYTHONHASHSEED": seed}, capture_output=True, check=True, text=True, timeout=120
-        ).stdout
-        for seed in ("1", "2")
-    }
-    assert len(outcomes) == 1
+    check_same_in_every_process("partition")
 
 
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.name)
 def test_without_this_remedy_the_simulator_fails(mutation: Mutation) -> None:
-    with mutation.active():
-        seeds = range(mutation.first_seed, mutation.first_seed + MUTATION_SCHEDULES)
-        seed = first_broken(mutation.world, seeds, mutation.rule)
-    assert seed is not None, f"nobody noticed: {mutation.finding}"
-    mutation.world(seed).run()  # it is the mutation that fails, not the schedule
+    mutation.check_noticed(MUTATION_SCHEDULES)
 
 
 def test_without_fsync_the_simulator_fails() -> None:
@@ -63,7 +48,7 @@ def test_without_fsync_the_simulator_fails() -> None:
 
 
 def test_a_mutation_that_fails_in_any_other_way_proves_nothing() -> None:
-    rule = BrokenRule(frozenset({Invariant.ONE_LEADER}), also=frozenset({Invariant.PROGRESS}))
+    rule = BrokenRule(Invariant.ONE_LEADER, also=frozenset({Invariant.PROGRESS}))
 
     class Failing:
         def __init__(self, error: Exception) -> None:

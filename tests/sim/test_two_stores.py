@@ -29,7 +29,7 @@ from rayqueue.cluster.commands import (
 from rayqueue.cluster.machine import ClusterMachine
 from rayqueue.cluster.tables import COORDINATOR
 from rayqueue.errors import RayQueueError, StaleGenerationError
-from rayqueue.ids import GroupId, Index, NodeId, Term
+from rayqueue.ids import GroupId, Index, ReplicaId, Term
 from rayqueue.log.memory_store import MemoryStore
 from rayqueue.log.store import Entry
 from rayqueue.partition import Partition, PartitionSettings, commit_command, expire_groups_command
@@ -88,9 +88,9 @@ class Plan(NamedTuple):
 
 class Scene:
     def __init__(self) -> None:
-        self.coordinator = Kept(MemoryStore(GroupId("c"), NodeId("c"), COORDINATOR), ClusterMachine)
+        self.coordinator = Kept(MemoryStore(GroupId("c"), ReplicaId("c"), COORDINATOR), ClusterMachine)
         self.partition = Kept(
-            MemoryStore(GroupId("p"), NodeId("p"), PARTITION), lambda store: Partition(store, PartitionSettings())
+            MemoryStore(GroupId("p"), ReplicaId("p"), PARTITION), lambda store: Partition(store, PartitionSettings())
         )
         self.partition.apply(_records())
         self._write(ChangeGroup(GROUP, (_join("former"),), True, 1_000))

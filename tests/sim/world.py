@@ -17,18 +17,20 @@ from dataclasses import dataclass
 from functools import partial
 from random import Random
 
+from rayqueue.cluster.moves import Reason
 from rayqueue.config import RaftSettings
-from rayqueue.ids import GroupId, NodeId
-from rayqueue.log.memory_store import MemoryStore
+from rayqueue.ids import GroupId, ReplicaId
+from rayqueue.log.memory_store import MemoryDisk, MemoryStore
 from rayqueue.partition import PartitionSettings, trim_command
 from rayqueue.partition.tables import PARTITION
-from rayqueue.raft.members import Members
 from rayqueue.raft.messages import AppendEntries, InstallSnapshot, PreVote, PreVoteReply, RequestVote, VoteReply
+from rayqueue.raft.replica_set import ReplicaSet
 from rayqueue.raft.transport import Event, Received
 from tests.sim.checker import Checker
 from tests.sim.clients import Operator, SimProducer
 from tests.sim.groups import ACTIONS, SETTINGS, SimGroup, check_groups, retain
 from tests.sim.invariants import BrokenError, Invariant
+from tests.sim.mover import SimMover
 from tests.sim.network import Clock, Network, Weather
 from tests.sim.node import SimNode, new_disk, peer_back, peer_gone
 from tests.sim.readers import SimReader, flip_a_bit
@@ -53,6 +55,8 @@ FAULTS = (
 )
 ROT = "rot"
 """Drawn apart from the others: bits flip on the disks of a minority."""
+RESTORE = "restore"
+"""Drawn apart, too: a replica's disk is replaced by an older copy of itself, one after the other."""
 
 SAFETY_S = 12.0
 HEAL_S = 40.0
@@ -104,42 +108,49 @@ class World:
         self.faults = drawn if faults is None else set(faults)
         self.checker = Checker(self)
         self.snapshots = 0
-        self.spoiled: set[NodeId] = set()
-        self.nodes: dict[NodeId, SimNode] = {}
+        self.spoiled: set[ReplicaId] = set()
+        self.nodes: dict[ReplicaId, SimNode] = {}
         drawn_size = self.rng.choice((1, 3, 3, 3, 3, 5, 5))
         size = drawn_size if size is None else size
-        members = Members.of(f"n{number}" for number in range(size))
-        for node_id in sorted(members.voters):
-            self.nodes[node_id] = SimNode(self, node_id, members)
+        members = ReplicaSet.of(f"n{number}" for number in range(size))
+        for replica_id in sorted(members.voters):
+            self.nodes[replica_id] = SimNode(self, replica_id, members)
         self.producers = [SimProducer(self, producer_id) for producer_id in range(1, self.rng.choice((2, 3, 4)))]
         self.operator = Operator(self)
+        self.mover = SimMover(self)
+        self.size = size
         # Dice of their own, again.
         self.reader_rng = Random(f"readers {seed}")
         if faults is None and self.reader_rng.random() < 0.25:
             self.faults.add(ROT)
         self.may_spoil = (size - 1) // 2
+        self.scrubs = faults is None and Random(f"scrubs {seed}").random() < 0.5
+        self.backup_rng = Random(f"backups {seed}")
+        self.backups: dict[ReplicaId, MemoryDisk] = {}
+        if faults is None and self.backup_rng.random() < 0.25:
+            self.faults.add(RESTORE)
         self.readers = [SimReader(self, self.reader_rng) for _ in range(self.reader_rng.choice((0, 1, 2)))]
 
     # -- for the nodes --------------------------------------------------------------------
 
-    def new_disk(self, group_id: GroupId, node_id: NodeId) -> MemoryStore:
-        return new_disk(self, group_id, node_id, PARTITION)
+    def new_disk(self, group_id: GroupId, replica_id: ReplicaId) -> MemoryStore:
+        return new_disk(self, group_id, replica_id, PARTITION)
 
     def crash_disk(self, disk: MemoryStore) -> MemoryStore:
         return disk.reopen()
 
-    def is_spoiled(self, node_id: NodeId) -> bool:
-        return node_id in self.spoiled
+    def is_spoiled(self, replica_id: ReplicaId) -> bool:
+        return replica_id in self.spoiled
 
     def sync_time(self) -> float:
         return self.rng.uniform(0.0002, 0.004) if self.rng.random() < 0.95 else self.rng.uniform(0.01, 0.3)
 
-    def send(self, sender: NodeId, peer: NodeId, event: Event) -> None:
+    def send(self, sender: ReplicaId, peer: ReplicaId, event: Event) -> None:
         if isinstance(event, Received) and isinstance(event.message, InstallSnapshot):
             self.snapshots += 1
         self.network.send(sender, peer, lambda: self._deliver(peer, event))
 
-    def _deliver(self, peer: NodeId, event: Event) -> None:
+    def _deliver(self, peer: ReplicaId, event: Event) -> None:
         node = self.nodes.get(peer)
         if node is not None:
             node.take(event)
@@ -147,7 +158,11 @@ class World:
     def on_killed(self, node: SimNode) -> None:
         """The kernel closes a dead process's sockets, and most peers hear of it."""
         for other in self.nodes.values():
-            if other is not node and self.rng.random() < 0.7 and not self.network.is_cut(node.node_id, other.node_id):
+            if (
+                other is not node
+                and self.rng.random() < 0.7
+                and not self.network.is_cut(node.replica_id, other.replica_id)
+            ):
                 self.clock.after(self.rng.uniform(0.0005, 0.01), partial(self._report_dead, node, other))
 
     def _report_dead(self, node: SimNode, other: SimNode) -> None:
@@ -167,13 +182,13 @@ class World:
             if other is not node:
                 self.clock.after(self.rng.uniform(0.001, 0.05), partial(self._report_back, node, other))
 
-    def add_node(self, node_id: NodeId) -> SimNode:
-        self.nodes[node_id] = SimNode(self, node_id, None)
-        return self.nodes[node_id]
+    def add_node(self, replica_id: ReplicaId) -> SimNode:
+        self.nodes[replica_id] = SimNode(self, replica_id, None)
+        return self.nodes[replica_id]
 
-    def retire(self, node_id: NodeId) -> None:
+    def retire(self, replica_id: ReplicaId) -> None:
         """A removed replica is switched off, sooner or later; until then it may disturb nobody."""
-        node = self.nodes[node_id]
+        node = self.nodes[replica_id]
         node.removed = True
         self.clock.after(self.rng.uniform(0, 5), node.kill)
 
@@ -221,7 +236,7 @@ class World:
                 node.reserve_is_full = self.disk_rng.random() < 0.5
                 self.clock.after(self.rng.uniform(0.1, 3), lambda: setattr(node, "disk_is_full", False))
             case "members":
-                self.operator.start_replacing(node.node_id)
+                self.mover.begin(node.replica_id, Reason.ASKED if node.alive else Reason.AWAY)
             case "wipe":
                 self._wipe(node)
             case "transfer":
@@ -233,7 +248,7 @@ class World:
                     self.clock.after(self.rng.uniform(0, 2), self.operator.confirm)
 
     def _partition(self, *, one_way: bool) -> None:
-        side = {node_id for node_id in self.nodes if self.rng.random() < 0.5}
+        side = {replica_id for replica_id in self.nodes if self.rng.random() < 0.5}
         self._cut_off(side, one_way=one_way)
         self.clock.after(self.rng.uniform(0.2, 5), lambda: self.network.cut(set()))
 
@@ -243,31 +258,57 @@ class World:
 
     def _wipe(self, node: SimNode) -> None:
         """The disk is lost. The replica never comes back under this id; another takes its place."""
-        if self.operator.replacing is not None or not self._can_spare(node):
+        if self.mover.replacing is not None or not self._can_spare(node):
             return
         node.kill()
         node.removed = True
-        self.operator.start_replacing(node.node_id)
+        self.mover.begin(node.replica_id, Reason.LOST)
 
     def _can_spare(self, node: SimNode) -> bool:
         """A promise of majorities is worth nothing once a majority of disks is gone."""
-        return len(self.nodes) > 2 and not self.spoiled and not any(other.removed for other in self.nodes.values())
+        return len(self.nodes) > 2 and not self.spoiled and self._nothing_lost()
+
+    def _nothing_lost(self) -> bool:
+        """All replicas have what they promised, as far as bits do not flip."""
+        return not any(other.removed or other.disk.copied for other in self.nodes.values())
+
+    def _back_up(self) -> None:
+        node = self.backup_rng.choice(self._voters())
+        self.backups[node.replica_id] = node.disk.disk.copy()
+
+    def _restore(self) -> None:
+        """An older copy of its own takes the place of a replica's disk. A group of one would simply lose the rest."""
+        found = [node for node in self._voters() if node.replica_id in self.backups]
+        if not found or len(self.nodes) < 2 or self.spoiled or self.mover.replacing or not self._nothing_lost():
+            return
+        node = self.backup_rng.choice(found)
+        node.restore(self.backups.pop(node.replica_id))
+        self.clock.after(self.backup_rng.uniform(0.01, 3), lambda: self.restart(node))
 
     def _rot(self) -> None:
         """A bit flips on a disk, of a minority of the replicas and never beside a disk that was lost altogether."""
         node = self.reader_rng.choice(self._voters())
-        lost = any(other.removed and other.node_id not in self.spoiled for other in self.nodes.values())
-        if node.node_id in self.spoiled or (len(self.spoiled) < self.may_spoil and not lost):
-            self.spoiled.add(node.node_id)
+        lost = any(
+            (other.removed and other.replica_id not in self.spoiled) or other.disk.copied
+            for other in self.nodes.values()
+        )
+        if node.replica_id in self.spoiled or (len(self.spoiled) < self.may_spoil and not lost):
+            self.spoiled.add(node.replica_id)
             flip_a_bit(node, self.reader_rng)
 
     def _replace_damaged(self) -> None:
         """As the keeper does: who says that its disk is damaged, or does not start any more, is replaced."""
         for node in list(self.nodes.values()):
-            if not node.removed and self.operator.replacing is None and (node.broken or node.disk.damaged is not None):
+            if not node.removed and self.mover.replacing is None and (node.broken or node.disk.damaged is not None):
                 node.removed = node.broken
-                self.operator.start_replacing(node.node_id)
+                self.mover.begin(node.replica_id, Reason.LOST)
         self.clock.after(0.5, self._replace_damaged)
+
+    def _scrub(self) -> None:
+        for node in list(self.nodes.values()):
+            if not node.paused:
+                node.scrub()
+        self.clock.after(0.2, self._scrub)
 
     def _trim(self) -> None:
         leader = self.operator.leader()
@@ -300,6 +341,15 @@ class World:
             for _ in range(self.reader_rng.randint(1, 6)):
                 self.clock.at(self.reader_rng.uniform(self.clock.now, SAFETY_S), self._rot)
             self._replace_damaged()
+            if self.scrubs:
+                self._scrub()
+        if self.mover.loses_learners:
+            for _ in range(8):
+                self.clock.at(self.mover.rng.uniform(self.clock.now, SAFETY_S), self.mover.lose_the_learner)
+        if RESTORE in self.faults:
+            for action in (self._back_up, self._restore):
+                for _ in range(self.backup_rng.randint(2, 8)):
+                    self.clock.at(self.backup_rng.uniform(self.clock.now, SAFETY_S), action)
         self.clock.run_until(SAFETY_S)
         self._heal()
         endings = {
@@ -324,7 +374,14 @@ class World:
         leader = self.operator.leader()
         if leader is None:
             raise BrokenError(Invariant.PROGRESS, "no leader")
-        return [self.nodes[node_id] for node_id in sorted(leader.engine.members.everyone)]
+        return self._in_service(leader)
+
+    def _in_service(self, leader: SimNode) -> list[SimNode]:
+        """All but a learner whose move was undone when the request to add it was still on its way: the next move of the
+        group removes it."""
+        members = leader.engine.members
+        everyone = [self.nodes[replica_id] for replica_id in sorted(members.everyone)]
+        return [node for node in everyone if not (node.removed and node.replica_id in members.learners)]
 
     def _heal(self) -> None:
         self.network.weather = Weather()
@@ -346,15 +403,21 @@ class World:
             raise BrokenError(Invariant.PROGRESS, f"no progress {when}: {self._describe()}")
 
     def _settled(self) -> bool:
-        if not all(producer.idle for producer in self.producers) or self.operator.replacing is not None:
+        if not all(producer.idle for producer in self.producers) or self.mover.replacing is not None:
             return False
         leader = self.operator.leader()
         if leader is None:
             return False
         last = leader.disk.last_index
-        members = [self.nodes[node_id] for node_id in leader.engine.members.everyone]
+        if len(leader.engine.members.voters) != self.size:
+            return False  # the group has its full number of replicas
+        members = self._in_service(leader)
         if not all(node.alive and node.engine.applied == node.disk.last_index == last for node in members):
             return False
+        if any(node.disk.copied for node in members):
+            return False
+        if self.scrubs and any(node.disk.disk.rotten for node in members):
+            return False  # it is found without a reader, and who has it is replaced
         return all(reader.is_at_end for reader in self.readers)
 
     def _return_of_a_replica(self) -> None:
@@ -362,7 +425,7 @@ class World:
         leader = self.operator.leader()
         assert leader is not None
         term = leader.engine.term
-        followers = sorted(leader.engine.members.voters - {leader.node_id})
+        followers = sorted(leader.engine.members.voters - {leader.replica_id})
         if not followers:
             return
         away = self.rng.choice(followers)
@@ -375,7 +438,8 @@ class World:
         self.clock.run_until(self.clock.now + 4)
         if leader.engine.term != term or not leader.engine.is_leader:
             raise BrokenError(
-                Invariant.UNDISTURBED, f"{away} came back and deposed {leader.node_id}, which led term {term} in health"
+                Invariant.UNDISTURBED,
+                f"{away} came back and deposed {leader.replica_id}, which led term {term} in health",
             )
         self._demand_progress("after a replica came back")
 
@@ -383,7 +447,7 @@ class World:
         """Lose the first message of a full window: what follows it is refused, and must be sent once more, no more."""
         leader = self.operator.leader()
         assert leader is not None
-        followers = sorted(leader.engine.members.voters - {leader.node_id})
+        followers = sorted(leader.engine.members.voters - {leader.replica_id})
         if not followers:
             return
         behind = self.rng.choice(followers)
@@ -394,7 +458,7 @@ class World:
         sent: list[int] = []
         send = self.send
 
-        def lose_the_first(sender: NodeId, peer: NodeId, event: Event) -> None:
+        def lose_the_first(sender: ReplicaId, peer: ReplicaId, event: Event) -> None:
             entries = getattr(getattr(event, "message", None), "entries", ())
             if peer == behind and entries:
                 sent.extend(entry.index for entry in entries if entry.index >= first)
@@ -416,56 +480,56 @@ class World:
         and only then hears that follower's answers to its first leadership."""
         leader = self.operator.leader()
         assert leader is not None
-        others = sorted(leader.engine.members.voters - {leader.node_id})
+        others = sorted(leader.engine.members.voters - {leader.replica_id})
         if len(others) < 4:
             return
         ally = others[0]
         held: list[Event] = []
         send = self.send
 
-        def hold(sender: NodeId, peer: NodeId, event: Event) -> None:
-            if (sender, peer) == (ally, leader.node_id):
+        def hold(sender: ReplicaId, peer: ReplicaId, event: Event) -> None:
+            if (sender, peer) == (ally, leader.replica_id):
                 held.append(event)
             else:
                 send(sender, peer, event)
 
         self.send = hold  # type: ignore[method-assign]
-        self._cut_off({leader.node_id, ally})
+        self._cut_off({leader.replica_id, ally})
         for _ in range(40):
             leader.propose(trim_command(0), lambda _: None)
         self.clock.run_until(self.clock.now + 6)
         self.network.cut(set())
         self._demand_progress("after a minority wrote for itself")
         self.send = send  # type: ignore[method-assign]
-        self._hand_to(leader.node_id)
-        self._cut_off({leader.node_id, others[1]})
+        self._hand_to(leader.replica_id)
+        self._cut_off({leader.replica_id, others[1]})
         for event in held:
             leader.take(event)
         self.clock.run_until(self.clock.now + 1)
         self.network.cut(set())
         self._demand_progress("after late answers")
 
-    def _hand_to(self, node_id: NodeId) -> None:
+    def _hand_to(self, replica_id: ReplicaId) -> None:
         """Have this replica lead, if it can be had."""
         for _ in range(20):
             now_leading = self.operator.leader()
             if now_leading is not None:
-                if now_leading.node_id == node_id:
+                if now_leading.replica_id == replica_id:
                     return
-                now_leading.transfer(node_id, lambda _: None)
+                now_leading.transfer(replica_id, lambda _: None)
             self.clock.run_until(self.clock.now + 1)
 
     def _split_vote(self) -> None:
         """The leader dies, and two replicas hear so late of each other that both stand for the same term."""
         leader = self.operator.leader()
         assert leader is not None
-        voters = sorted(leader.engine.members.voters - {leader.node_id})
+        voters = sorted(leader.engine.members.voters - {leader.replica_id})
         if len(voters) < 2:
             return
         candidates = self.rng.sample(voters, 2)
         send = self.send
 
-        def slowly(sender: NodeId, peer: NodeId, event: Event) -> None:
+        def slowly(sender: ReplicaId, peer: ReplicaId, event: Event) -> None:
             message = event.message if isinstance(event, Received) else None
             if isinstance(message, PreVote) and sender not in candidates:
                 return
@@ -491,7 +555,7 @@ class World:
         assert leader is not None
         if len(leader.engine.members.voters) < 3:
             return
-        self._cut_off({leader.node_id})
+        self._cut_off({leader.replica_id})
         for other in self.nodes.values():
             if other is not leader:
                 other.take(peer_gone(leader, True))  # a broken connection looks like this
@@ -510,14 +574,14 @@ class World:
         copies of its old questions. When it is then replaced without noticing, they must not speak for it."""
         leader = self.operator.leader()
         assert leader is not None
-        others = sorted(leader.engine.members.voters - {leader.node_id})
+        others = sorted(leader.engine.members.voters - {leader.replica_id})
         if len(others) < 2:
             return
-        newest: dict[NodeId, Event] = {}
+        newest: dict[ReplicaId, Event] = {}
         send = self.send
 
-        def copy(sender: NodeId, peer: NodeId, event: Event) -> None:
-            if sender == leader.node_id and isinstance(event, Received) and isinstance(event.message, AppendEntries):
+        def copy(sender: ReplicaId, peer: ReplicaId, event: Event) -> None:
+            if sender == leader.replica_id and isinstance(event, Received) and isinstance(event.message, AppendEntries):
                 newest[peer] = event
             send(sender, peer, event)
 
@@ -527,14 +591,14 @@ class World:
         self.clock.run_until(self.clock.now + 1)
         self.send = send  # type: ignore[method-assign]
         self._hand_to(self.rng.choice(others))
-        self._hand_to(leader.node_id)
+        self._hand_to(leader.replica_id)
         for peer, event in sorted(newest.items()):
             self.nodes[peer].take(event)
         self.clock.run_until(self.clock.now + 0.5)
         if leader.engine.is_leader:
             self._deposed_leader_is_asked()
 
-    def _cut_off(self, side: set[NodeId], *, one_way: bool = False) -> None:
+    def _cut_off(self, side: set[ReplicaId], *, one_way: bool = False) -> None:
         links = {(a, b) for a in self.nodes for b in self.nodes if (a in side) != (b in side)}
         self.network.cut({(a, b) for a, b in links if a in side} if one_way else links)
 
@@ -544,9 +608,9 @@ class World:
             engine, store = node.engine, node.disk
             state = "removed" if node.removed else "alive" if node.alive else "dead"
             lines.append(
-                f"{node.node_id} {state} term={engine.term} leader={engine.leader} leads={engine.is_leader}"
+                f"{node.replica_id} {state} term={engine.term} leader={engine.leader} leads={engine.is_leader}"
                 f" base={store.base_index} last={store.last_index} commit={engine.commit} applied={engine.applied}"
                 f" voters={sorted(engine.members.voters)} learners={sorted(engine.members.learners)}"
             )
         waiting = {producer.producer_id: len(producer.window) for producer in self.producers}
-        return "\n  ".join([f"waiting={waiting} replacing={self.operator.replacing}", *lines])
+        return "\n  ".join([f"waiting={waiting} replacing={self.mover.replacing}", *lines])

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.unit.tcp_net import Net
+from tests.unit.raft.tcp_net import Net
 
 # How long an example takes says something about the machine and what else runs on it, not about the code.
 settings.register_profile("rayqueue", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
+import ray
 from rich.console import Console
 from typer.testing import CliRunner
 
@@ -14,7 +16,7 @@ from rayqueue.cli import app
 from rayqueue.demo.story import Kill, Outcome, Plan, Sprint
 from rayqueue.demo.traffic import RECORD_BYTES, Check, Consumed, Rate, Sum, add_up, key_of, value_of
 from rayqueue.demo.view import verdict
-from rayqueue.errors import InvariantBrokenError
+from rayqueue.errors import InvalidInputError, InvariantBrokenError
 from rayqueue.records import Record
 
 PLAN = Plan(records=10, kills=1)
@@ -69,6 +71,13 @@ def test_what_the_consumers_saw_is_added_up() -> None:
 def test_check_refuses_what_nobody_wrote(key: bytes, value: bytes | None) -> None:
     with pytest.raises((InvariantBrokenError, ValueError)):
         Check(2, 3).take(Record(0, 0, key, value))
+
+
+def test_a_directory_in_which_something_is_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    (tmp_path / "cluster.json").touch()
+    with pytest.raises(InvalidInputError, match=r"is not empty.*rayqueue up --data-dir"):
+        CliRunner().invoke(app, ["demo", "--data-dir", str(tmp_path)], catch_exceptions=False)
+    assert not ray.is_initialized()
 
 
 def test_rate() -> None:

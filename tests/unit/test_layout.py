@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ast
+import importlib
 import os
+import re
 import shutil
 import stat
 import subprocess
@@ -56,10 +59,10 @@ def test_importing_rayqueue_is_cheap() -> None:
 
 _COMMAND = """
 import sys
-from rayqueue.cli import main
+from rayqueue.cli import app
 sys.argv[1:] = {arguments!r}
 try:
-    main()
+    app()
 except SystemExit as exit:
     code = exit.code
 heavy = {{"ray", "pyarrow", "numpy", "lmdb", "pysyncobj", "asyncio", "crc32c", "rich.progress"}}
@@ -74,6 +77,21 @@ def test_what_a_command_does_not_need_it_does_not_import(arguments: list[str]) -
     done = run(sys.executable, "-c", _COMMAND.format(arguments=arguments))
     assert (done.returncode, done.stderr.split()) == (0, ["0"]), done.stderr
     assert done.stdout.startswith(("rayqueue ", "Usage: "))
+
+
+_CLIENT = """
+import sys
+import rayqueue.client.connect
+import rayqueue.actors.coordinator_actor, rayqueue.actors.partition_actor, rayqueue.replica.status
+parts = ("rayqueue.replica.", "rayqueue.raft", "rayqueue.partition", "rayqueue.cluster", "lmdb", "pysyncobj", "pyarrow")
+print(*(name for name in sys.modules if name.startswith(parts) and name != "rayqueue.replica.status"))
+"""
+
+
+def test_a_client_loads_no_replica() -> None:
+    """Ray loads an actor's class wherever somebody gets a handle of it, and the classes of its answers."""
+    done = run(sys.executable, "-c", _CLIENT)
+    assert (done.returncode, done.stdout.split()) == (0, []), done.stderr
 
 
 # -- archives -----------------------------------------------------------------------------------------------------
@@ -115,6 +133,7 @@ def build(tree: Path, out: Path, *targets: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wheel_of", [".", "again"], ids=["tree", "sdist"])
 def test_wheel_holds_real_files(archives: Path, wheel_of: str) -> None:
     with zipfile.ZipFile(next((archives / wheel_of).glob("*.whl"))) as wheel:
@@ -126,6 +145,7 @@ def test_wheel_holds_real_files(archives: Path, wheel_of: str) -> None:
     assert not any(stat.S_ISLNK(mode) for mode in modes)
 
 
+@pytest.mark.slow
 def test_sdist_holds_real_files(archives: Path) -> None:
     with tarfile.open(next(archives.glob("*.tar.gz"))) as tar:
         members = tar.getmembers()
@@ -135,6 +155,7 @@ def test_sdist_holds_real_files(archives: Path) -> None:
     assert {"LICENSE", "README.md", "CHANGELOG.md", "pyproject.toml"} <= names
 
 
+@pytest.mark.slow
 def test_wheel_imports_from_where_it_is_unpacked(archives: Path, tmp_path: Path) -> None:
     with zipfile.ZipFile(next(archives.glob("*.whl"))) as wheel:
         wheel.extractall(tmp_path)
@@ -173,6 +194,25 @@ def test_ban_fires_in_each_form(line: str) -> None:
     assert banned(line, "rayqueue/x.py")
 
 
+@pytest.mark.parametrize("file", ["rayqueue/x.py", "actors/x.py", "client/x.py", "tests/unit/x.py"])
+def test_rays_insides_are_in_one_file(file: str) -> None:
+    """By import, which ruff sees, and by the attributes of what Ray's public interface hands out."""
+    lines = [
+        "import ray._private.worker",
+        "from ray._raylet import GcsClient",
+        "import ray\nray._private.state.actors()",
+    ]
+    for line in lines:
+        assert banned(line, file)
+        assert not banned(line, "actors/_ray.py")
+    private = re.compile(r"\bray\._[a-z]|\b(_actor_id|_actor_method|_raylet|global_worker|_global_node)\b")
+    places = ("rayqueue", "actors", "client", "benchmarks", "examples")
+    modules = [path for place in places for path in (ROOT / place).rglob("*.py") if path.name != "_ray.py"]
+    assert len(modules) > 150
+    assert not [str(path) for path in modules if private.search(path.read_text())]
+
+
+@pytest.mark.slow
 def test_import_rules_fire(tmp_path: Path) -> None:
     """Break each rule in a copy, and see that each is reported."""
     shutil.copytree(ROOT / "rayqueue", tmp_path / "rayqueue", ignore=shutil.ignore_patterns("__pycache__"))
@@ -195,3 +235,33 @@ def test_import_rules_fire(tmp_path: Path) -> None:
     for path in offences:
         module = path.removesuffix(".py").replace("/", ".")
         assert f"{module} -> " in report
+
+
+# -- prose --------------------------------------------------------------------------------------------------------
+
+
+def test_a_module_says_what_it_is_by_a_noun() -> None:
+    """A docstring that begins with a question word is a riddle."""
+    riddles = {"What", "Who", "Where", "How", "When", "Which", "Why", "Whose"}
+    places = ("rayqueue", "actors", "client", "tests", "benchmarks")
+    found = [
+        str(path.relative_to(ROOT))
+        for place in places
+        for path in (ROOT / place).rglob("*.py")
+        if (text := ast.get_docstring(ast.parse(path.read_text()))) and text.split()[0] in riddles
+    ]
+    assert not found
+
+
+def test_the_walks_of_the_architecture_page_can_be_followed() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    walks = re.findall(r"^From .*?, (\d+) steps through (\d+) files:\n\n(.*?)\n\n", page, re.MULTILINE | re.DOTALL)
+    assert len(walks) == 2
+    for count, files, table in walks:
+        steps = re.findall(r"^\|.*?\| `([\w.]+)` \| `([\w.]+)` \|", table, re.MULTILINE)
+        for module, name in steps:
+            found = importlib.import_module(f"rayqueue.{module}")
+            for part in name.split("."):
+                found = getattr(found, part)
+            assert callable(found), (module, name)
+        assert (len(steps), len({module for module, _ in steps})) == (int(count), int(files))

@@ -1,0 +1,373 @@
+"""The base of every replica's actor, whatever the replica's state machine is.
+
+Owns the process: what it is called in logs, what a restart does, and how it
+finds the other replicas of its group.
+
+**Restarts.** After a crash Ray starts the actor anew with the same arguments
+(``max_restarts=-1``), and it continues from its disk. Only the very first
+start may make data: if a restarted replica finds none, its disk may be lost, and
+since it may have voted and acknowledged, it must not begin anew under its old
+id. A restart that finds data half made makes it anew: it was never used. One
+that finds nothing at all cannot know. It says so (``StoreMissingError``), and
+the keeper, which knows whether the replica was ever made, starts it again.
+A replica that cannot start stays, does nothing, and answers every call with
+the reason (``StoreMissingError`` and others): an actor that fails while it is
+constructed would leave no more than a text. A failure of the running engine
+ends the process at once.
+
+**Peers.** A replica listens on a new port each time it starts. It asks the
+actors of the other members, which it finds by name, where they listen, until
+each has answered once, and dials them; they learn where it listens from the
+connection. Of two replicas that restart, the later one finds the earlier one,
+so all find each other without anybody keeping addresses.
+
+**Imports.** Ray loads an actor's class in every process that gets a handle of
+it, so every client pays for what is imported here and in the subclasses. What
+only the running replica needs, it imports when it starts.
+
+It does not decide who is a member, nor where replicas are placed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import shutil
+import sys
+import time
+import warnings
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, NoReturn, TypeVar
+
+import ray
+from ray.exceptions import RayError
+
+from rayqueue.actors.names import actor_name, check_id, topic_partition
+from rayqueue.actors.replies import Reply
+from rayqueue.config import Settings
+from rayqueue.errors import DamagedLogError, InvalidInputError, RayQueueError, StorageError, StoreMissingError
+from rayqueue.ids import GroupId, ReplicaId
+from rayqueue.net.endpoint import Endpoint
+from rayqueue.net.streams import is_numeric
+
+if TYPE_CHECKING:
+    from rayqueue.raft.replica_set import ReplicaSet
+    from rayqueue.replica.answers import Answer
+    from rayqueue.replica.replica import Replica
+    from rayqueue.replica.status import Status
+
+_log = logging.getLogger(__name__)
+
+Address = tuple[str, int]
+ReplicaT = TypeVar("ReplicaT", bound="Replica[Any]")
+
+_PEER_ANSWER_S = 2.0
+_LOCK_PATIENCE_S = 20.0
+_LOCK_RETRY_S = 0.05
+_PEER_RETRY_MIN_S = 0.05
+_PEER_RETRY_MAX_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaSpec:
+    """What a replica's process must know. Ray keeps it and hands it to each restart."""
+
+    group_id: GroupId
+    replica_id: ReplicaId
+    settings: Settings
+    """Data is kept below ``settings.data_dir`` of the node that the actor runs on."""
+    create: bool = False
+    """Make the replica's data if there is none. Without it, or in a restart, missing data is an error."""
+    voters: tuple[ReplicaId, ...] | None = None
+    """The members of a new group. None: this replica has data, or waits to be added to a group."""
+    host: str = "127.0.0.1"
+    """Where it listens for its peers, who must be able to reach it there."""
+    epoch: int = 0
+    """The group's (``rayqueue.raft.recovery``): data from before it is not served."""
+    alone: bool = False
+    """Data from before it is what the group goes on with, without all others. Only at the very first start: a restart
+    may find an older copy."""
+    directory: str = ""
+    """Its broker's, below ``settings.data_dir`` (``rayqueue.actors.keeper.claims``)."""
+
+    @property
+    def path(self) -> Path:
+        return self.settings.data_dir / self.directory / check_id(self.group_id) / check_id(self.replica_id)
+
+
+class Process(NamedTuple):
+    """Where an actor runs."""
+
+    pid: int
+    host: str
+    ray_node_id: str
+
+
+class ReplicaActor(Generic[ReplicaT]):
+    """One replica of a group, whatever the group is for."""
+
+    def __init__(self, spec: ReplicaSpec) -> None:
+        from rayqueue.actors.loss import report_damage, report_loss
+        from rayqueue.actors.metrics import report_metrics
+        from rayqueue.actors.title import keep_title
+
+        self._spec = spec
+        self._addresses: dict[ReplicaId, Address] = {}
+        self._started: ReplicaT | RayQueueError
+        _mark_logs(f"{spec.group_id} {spec.replica_id}")
+        try:
+            self._started = self._start_unlocked()
+        except RayQueueError as error:
+            _log.critical("cannot start: %s", error)
+            self._started = error
+            if isinstance(error, StoreMissingError | DamagedLogError):
+                telling = report_loss(spec.group_id, spec.replica_id, spec.settings, str(error))
+                self._reporting = asyncio.get_running_loop().create_task(telling)
+            return
+        self._loop = asyncio.get_running_loop()
+        self._look_for_peers = asyncio.Event()
+        self._meeting = self._loop.create_task(self._meet_peers(self._started))
+        self._reporting = self._loop.create_task(report_metrics(self._started, spec.group_id, spec.replica_id))
+        watching = report_damage(self._started, spec.group_id, spec.replica_id, spec.settings)
+        self._watching = self._loop.create_task(watching)
+        self._titled = self._loop.create_task(keep_title(self._started))
+
+    def __repr__(self) -> str:
+        """Ray asks once, when the actor has started, and shows this in the dashboard and before its log lines for as
+        long as it lives. So it says what stays true; the role is in the process's title (``actors.title``).
+        """
+        topic, partition = topic_partition(self._spec.group_id)
+        who = f"{topic}-{partition} {self._spec.replica_id}" if partition else f"{topic} {self._spec.replica_id}"
+        started = getattr(self, "_started", None)  # Ray also asks when __init__ has failed
+        return f"{who}: {started}" if isinstance(started, RayQueueError) else f"{who} on {self._spec.host}"
+
+    def _start(self) -> ReplicaT:
+        """Run the replica on its data. For the subclass."""
+        raise NotImplementedError
+
+    def _make_data(self) -> None:
+        from rayqueue.raft.replica_set import ReplicaSet
+        from rayqueue.replica.start import create_replica
+
+        spec = self._spec
+        if spec.create and not spec.path.exists() and self._never_made():
+            members = None if spec.voters is None else ReplicaSet.of(spec.voters)
+            create_replica(spec.path, spec.group_id, spec.replica_id, members, spec.settings)
+
+    def _never_made(self) -> bool:
+        """Whether this replica, which has no data, certainly never had any."""
+        from rayqueue.log.lmdb_file import is_half_made
+
+        return not restarted() or is_half_made(self._spec.path)
+
+    def _start_unlocked(self) -> ReplicaT:
+        """While another process has the data open, wait for its end: at first here, then by restarts."""
+        deadline_s = time.monotonic() + _LOCK_PATIENCE_S
+        while True:
+            try:
+                self._make_data()
+                return self._start()
+            except StorageError as error:
+                if error.details.get("reason") != "locked":
+                    raise
+                if time.monotonic() > deadline_s:
+                    die(error)
+            time.sleep(_LOCK_RETRY_S)
+
+    @property
+    def _replica(self) -> ReplicaT:
+        """Raises if the replica could not be started."""
+        if isinstance(self._started, RayQueueError):
+            raise type(self._started)(str(self._started), **self._started.details)
+        return self._started
+
+    # -- the group ------------------------------------------------------------------------
+
+    @ray.method(concurrency_group="control")
+    async def status(self) -> Status:
+        """As it is now."""
+        return await self._inspected()
+
+    @ray.method(concurrency_group="control")
+    async def endpoint(self) -> Endpoint:
+        """Where clients reach this replica without Ray, and what lets them in."""
+        replica, status = self._replica, self._replica.status
+        host, port = status.address
+        tls = self._spec.settings.transport.tls_cert_path is not None
+        return Endpoint(host, port, replica.token, status.replica_id, status.leader, status.term, tls)
+
+    @ray.method(concurrency_group="control")
+    async def address(self) -> Address:
+        """Where this replica listens for its peers."""
+        return self._replica.status.address
+
+    @ray.method(concurrency_group="control")
+    async def process(self) -> Process:
+        context = ray.get_runtime_context()
+        return Process(os.getpid(), self._spec.host, context.get_node_id())
+
+    @ray.method(concurrency_group="control")
+    async def disk(self) -> tuple[int, int]:
+        """Bytes of the file system that its data is on, and those that are free."""
+        usage = await asyncio.to_thread(shutil.disk_usage, self._spec.settings.data_dir)
+        return usage.total, usage.free
+
+    @ray.method(concurrency_group="control")
+    async def set_peers(self, addresses: Mapping[ReplicaId, Address]) -> None:
+        """Where others listen, if somebody knows better than their names in Ray."""
+        _check_addresses(addresses)
+        self._addresses = {**self._addresses, **addresses}
+        self._replica.set_peers(self._addresses)
+
+    @ray.method(concurrency_group="control")
+    async def confirm_leadership(self) -> None:
+        """Returns if a majority confirms, after this call, that the replica leads."""
+        await self._asked(self._replica.confirm_leadership)
+
+    @ray.method(concurrency_group="control")
+    async def add_learner(self, node: ReplicaId) -> None:
+        check_id(node)
+        await self._change(lambda members: members.with_learner(node))
+
+    @ray.method(concurrency_group="control")
+    async def promote(self, node: ReplicaId) -> None:
+        """Let a learner that has caught up vote."""
+        check_id(node)
+        await self._change(lambda members: members.with_voter(node))
+
+    @ray.method(concurrency_group="control")
+    async def remove(self, node: ReplicaId) -> None:
+        check_id(node)
+        await self._change(lambda members: members.without(node))
+
+    @ray.method(concurrency_group="control")
+    async def transfer_leadership(self, target: ReplicaId) -> None:
+        check_id(target)
+        await self._asked(lambda answer: self._replica.transfer_leadership(target, answer))
+
+    @ray.method(concurrency_group="control")
+    async def close(self, hand_over: bool = False) -> bool:
+        """Stop in good order. The actor stays, and answers every other call with ``ReplicaClosedError``.
+
+        With ``hand_over`` another replica leads before, if one can: for a stop while the group is to go on. True if
+        nobody is left without a leader by it.
+        """
+        replica = self._replica
+        if not hand_over:
+            self._end_tasks()
+            await asyncio.to_thread(replica.close)
+            return True
+        handed = await asyncio.to_thread(replica.stop)
+        self._end_tasks()
+        return handed
+
+    @ray.method(concurrency_group="control")
+    async def make_way(self) -> bool:
+        """Let another replica lead, if this one does, and go on. Whether it led; the error, if it still does."""
+        led = (await self._inspected()).role == "leader"
+        if led:
+            await self._asked(self._replica.make_way)
+        return led
+
+    def __ray_shutdown__(self) -> None:
+        """A planned stop of this process: SIGTERM, or Ray's own way to end an actor. Ray waits for it, in the process's
+        main thread."""
+        started = getattr(self, "_started", None)  # there is none if __init__ has failed
+        if started is not None and not isinstance(started, RayQueueError):
+            _log.info("the process is to end")
+            started.stop()
+
+    def _end_tasks(self) -> None:
+        """What runs beside the replica."""
+        for task in (self._meeting, self._reporting, self._titled, self._watching):
+            self._loop.call_soon_threadsafe(task.cancel)
+
+    async def _change(self, change: Callable[[ReplicaSet], ReplicaSet]) -> None:
+        await self._asked(lambda answer: self._replica.change_members(change, answer))
+        self._loop.call_soon_threadsafe(self._look_for_peers.set)
+
+    async def _inspected(self) -> Status:
+        return await self._asked(self._replica.inspect)  # type: ignore[no-any-return]
+
+    async def _asked(self, ask: Callable[[Answer], None]) -> Any:
+        reply = Reply()
+        ask(reply)
+        return await reply.future
+
+    # -- peers ---------------------------------------------------------------------------------
+
+    async def _meet_peers(self, replica: Replica[Any]) -> None:
+        """Ask each member where it listens, until it has said so once. Ends with the replica."""
+        pause_s = _PEER_RETRY_MIN_S
+        named: dict[ReplicaId, Address] = {}
+
+        async def meet(peer: ReplicaId) -> None:
+            """It is dialled as soon as it has answered: the others may take long, or be gone."""
+            nonlocal named
+            if peer not in self._addresses and (address := await self._address_of(peer)) is not None:
+                self._addresses = {**self._addresses, peer: address}
+            wanted = {peer: self._addresses[peer] for peer in members & self._addresses.keys()}
+            if wanted != named:
+                replica.set_peers(wanted)
+                named = wanted
+
+        while True:
+            status = replica.status
+            members = {*status.voters, *status.learners} - {self._spec.replica_id}
+            await asyncio.gather(*map(meet, sorted(members)))
+            pause_s = min(pause_s * 2, _PEER_RETRY_MAX_S)
+            try:
+                await asyncio.wait_for(self._look_for_peers.wait(), pause_s)
+            except asyncio.TimeoutError:
+                continue
+            self._look_for_peers.clear()
+            pause_s = _PEER_RETRY_MIN_S
+
+    async def _address_of(self, peer: ReplicaId) -> Address | None:
+        name, namespace = actor_name(self._spec.group_id, peer), self._spec.settings.namespace
+        try:
+            handle = await asyncio.to_thread(ray.get_actor, name, namespace)
+            call: Awaitable[Address] = handle.address.remote()
+            return await asyncio.wait_for(call, _PEER_ANSWER_S)
+        except (ValueError, OSError, RayError, RayQueueError, asyncio.TimeoutError) as error:
+            _log.debug("%s has not said where it listens: %s", peer, error)
+            return None
+
+
+def restarted() -> bool:
+    """Whether this process continues the work of an earlier one. If Ray does not know, it does."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Ray's own use of a name that it has deprecated
+        return ray.get_runtime_context().was_current_actor_reconstructed is not False
+
+
+def die(error: BaseException) -> NoReturn:
+    """The engine failed: whoever waits learns it from the broken connection, and Ray starts the actor again."""
+    _log.critical("the process ends: %s", error)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(1)
+
+
+def _mark_logs(who: str) -> None:
+    """Every line of RayQueue's in this process's log says whose it is."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter(f"%(asctime)s %(levelname)s {who} %(name)s: %(message)s"))
+    logger = logging.getLogger("rayqueue")
+    logger.handlers[:] = [handler]
+    logger.setLevel(logging.INFO)
+    logger.propagate = False
+
+
+def _check_addresses(addresses: Any) -> None:
+    """The engine's thread uses them, and whatever fails there ends the process."""
+    try:
+        for node, (host, port) in addresses.items():
+            check_id(node)
+            if not is_numeric(host) or not 0 < port < 2**16:
+                raise InvalidInputError(f"{node} needs a numeric address and a port, not {host}:{port}")
+    except (AttributeError, TypeError, ValueError) as error:
+        raise InvalidInputError(f"peers come as ids with a host and a port: {error}") from None

@@ -1,0 +1,69 @@
+"""The Ray actor of one partition replica: a thin shell around the replica, which knows nothing of Ray.
+
+Owns the process: what it is called, and what a restart does. Records do not
+come this way: clients ask where the replica serves (``endpoint``) and speak with
+it directly.
+
+**Errors** are those of ``rayqueue.errors``. Ray raises them at the caller as a
+class that is both ``RayTaskError`` and the error's own type, with its
+``details``; ``rayqueue.actors.ray_calls`` takes the wrapping off again.
+
+Restarts and peers are ``rayqueue.actors.base``'s.
+
+It does not decide who is a member, nor where replicas are placed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import ray
+
+from rayqueue.actors.base import ReplicaActor, ReplicaSpec, die, restarted
+from rayqueue.actors.replies import deliver
+
+if TYPE_CHECKING:
+    from rayqueue.partition.settings import PartitionSettings
+    from rayqueue.replica.start import PartitionReplica
+
+
+def _default_settings() -> PartitionSettings:
+    from rayqueue.partition.settings import PartitionSettings
+
+    return PartitionSettings()
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionSpec(ReplicaSpec):
+    """What a partition replica's process must know. Its group is the partition, such as ``orders-3``."""
+
+    partition: PartitionSettings = field(default_factory=_default_settings)
+
+
+class PartitionActor(ReplicaActor["PartitionReplica"]):
+    """One replica. ``rayqueue.actors.start`` makes the actor of it."""
+
+    _spec: PartitionSpec
+
+    def _start(self) -> PartitionReplica:
+        from rayqueue.replica.start import start_replica
+
+        spec = self._spec
+        return start_replica(
+            spec.path,
+            spec.group_id,
+            spec.replica_id,
+            spec.settings,
+            host=spec.host,
+            partition=spec.partition,
+            epoch=spec.epoch,
+            alone=spec.alone and not restarted(),
+            deliver=deliver,
+            on_fatal=die,
+        )
+
+    @ray.method(concurrency_group="control")
+    async def command(self, payload: bytes) -> Any:
+        """Propose a command of ``rayqueue.partition.commands``; answers what applying it answers. For the keeper."""
+        return await self._asked(lambda answer: self._replica.service.command(payload, answer))

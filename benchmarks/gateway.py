@@ -1,0 +1,323 @@
+"""The gateway: REST and gRPC, in messages and in requests per second, beside plain echoes.
+
+    python benchmarks/gateway.py [--quick] [--json]
+
+One gateway, an actor of its own; a topic of one partition on three replicas,
+fsync before every acknowledgement; 100 B. The callers are threads of this
+process, over loopback.
+
+``rest_batch100``  POST of 100 records at a time, several callers
+``grpc_publish``   one stream of batches of 500 records, 32 under way
+``grpc_subscribe`` one subscription that reads a topic from its beginning, acknowledging every 5,000
+``p50``, ``p99``   one caller, one record: from the request to its acknowledgement
+``echo``           the same requests to a FastAPI and to a gRPC server that only send a body back: the limit
+
+``rest_to_echo`` and ``grpc_to_echo`` are the gateway's requests per second as a part of the echo's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import multiprocessing
+import socket
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import grpc
+import uvicorn
+from fastapi import FastAPI, Request, Response
+
+import rayqueue
+from benchmarks._bench import Bench, parser, percentile
+from rayqueue.client.embedded import embedded_ray
+from rayqueue.config import GatewaySettings
+from rayqueue.gateway import fleet
+from rayqueue.gateway.rpc.v1 import common_pb2
+from rayqueue.gateway.rpc.v1 import records_pb2 as pb
+from rayqueue.gateway.rpc.v1.records_pb2_grpc import RecordServiceStub
+
+VALUE_BYTES = 100
+REST_BATCH = 100
+GRPC_BATCH = 500
+CALLERS = 4
+UNDER_WAY = 32
+ACK_EVERY = 5_000
+TOPIC = "gateway"
+
+
+# -- HTTP -------------------------------------------------------------------------------------------
+
+
+class Http:
+    """One connection. The request is made once: what is measured is the server."""
+
+    def __init__(self, port: int, path: str, body: bytes) -> None:
+        self._socket = socket.create_connection(("127.0.0.1", port))
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        self._request = f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
+        self._read = b""
+
+    def post(self) -> None:
+        self._socket.sendall(self._request)
+        data = self._read
+        while (end := data.find(b"\r\n\r\n")) < 0:
+            data += self._more()
+        head = data[:end].lower()
+        if not head.startswith(b"http/1.1 200"):
+            raise SystemExit(f"the answer was {data[:300]!r}")
+        length = int(head.partition(b"content-length: ")[2].partition(b"\r\n")[0])
+        while len(data) < end + 4 + length:
+            data += self._more()
+        self._read = data[end + 4 + length :]
+
+    def _more(self) -> bytes:
+        found = self._socket.recv(1 << 16)
+        if not found:
+            raise SystemExit("the server has hung up")
+        return found
+
+
+def rest_rate(port: int, path: str, body: bytes, seconds: float) -> float:
+    """Requests per second of several callers."""
+    counts = [0] * CALLERS
+    stop_s = time.perf_counter() + seconds
+
+    def run(number: int) -> None:
+        connection = Http(port, path, body)
+        while time.perf_counter() < stop_s:
+            connection.post()
+            counts[number] += 1
+
+    threads = [threading.Thread(target=run, args=(number,)) for number in range(CALLERS)]
+    began_s = time.perf_counter()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return sum(counts) / (time.perf_counter() - began_s)
+
+
+def rest_latency(port: int, path: str, body: bytes, count: int) -> list[float]:
+    connection = Http(port, path, body)
+    took_ms = []
+    for _ in range(count):
+        began_s = time.perf_counter()
+        connection.post()
+        took_ms.append((time.perf_counter() - began_s) * 1000)
+    return took_ms
+
+
+def batch(count: int) -> bytes:
+    return json.dumps({"records": [{"text": "x" * VALUE_BYTES}] * count}).encode()
+
+
+# -- gRPC -------------------------------------------------------------------------------------------
+
+
+def produce_rate(call: Any, seconds: float) -> float:
+    """Requests per second over one stream, so many of them under way."""
+    records = [common_pb2.NewRecord(value=b"x" * VALUE_BYTES)] * GRPC_BATCH
+    request = pb.ProduceRequest(topic=TOPIC, records=records)
+    room = threading.Semaphore(UNDER_WAY)
+    stop_s = time.perf_counter() + seconds
+
+    def requests() -> Iterator[pb.ProduceRequest]:
+        while time.perf_counter() < stop_s:
+            room.acquire()
+            yield request
+
+    began_s = time.perf_counter()
+    answered = 0
+    for answer in call(requests()):
+        if answer.problem.code:
+            raise SystemExit(f"the answer was {answer.problem}")
+        answered += 1
+        room.release()
+    return answered / (time.perf_counter() - began_s)
+
+
+def append_latency(stub: Any, count: int) -> list[float]:
+    request = pb.AppendRequest(topic=TOPIC, records=[common_pb2.NewRecord(value=b"x" * VALUE_BYTES)])
+    took_ms = []
+    for _ in range(count):
+        began_s = time.perf_counter()
+        stub.Append(request)
+        took_ms.append((time.perf_counter() - began_s) * 1000)
+    return took_ms
+
+
+def subscribe_rate(stub: Any, seconds: float, most: int) -> float:
+    """Records per second."""
+    waiting: deque[pb.SubscribeRequest] = deque()
+    bell = threading.Semaphore(0)
+
+    def send(**message: Any) -> None:
+        waiting.append(pb.SubscribeRequest(**message))
+        bell.release()
+
+    def requests() -> Iterator[pb.SubscribeRequest]:
+        while True:
+            bell.acquire()
+            request = waiting.popleft()
+            if request.WhichOneof("message") == "heartbeat":
+                return
+            yield request
+
+    send(join=pb.Join(group="bench", topics=[TOPIC], credit=2 * ACK_EVERY))
+    got = unacked = 0
+    began_s = stop_s = 0.0
+    for answer in stub.Subscribe(requests()):
+        found = len(answer.records.records)
+        if not found:
+            continue
+        if not got:
+            began_s = time.perf_counter()
+            stop_s = began_s + seconds
+        got += found
+        unacked += found
+        send(credit=pb.Credit(records=found))
+        if unacked >= ACK_EVERY:
+            send(ack=pb.AckRecords(through=answer.records.cursor))
+            unacked = 0
+        if time.perf_counter() > stop_s or got >= most:
+            break
+    took_s = time.perf_counter() - began_s
+    send(heartbeat=pb.Heartbeat())
+    return got / took_s
+
+
+# -- echoes -----------------------------------------------------------------------------------------
+
+
+def serve_http_echo(ready: Any) -> None:
+    app = FastAPI()
+
+    async def echo(request: Request) -> Response:
+        return Response(await request.body(), media_type="application/json")
+
+    app.add_api_route("/echo", echo, methods=["POST"])
+    listening = socket.create_server(("127.0.0.1", 0))
+    ready.put(listening.getsockname()[1])
+    uvicorn.Server(uvicorn.Config(app, log_level="error", access_log=False)).run(sockets=[listening])
+
+
+def serve_grpc_echo(ready: Any) -> None:
+    async def run() -> None:
+        async def echo(requests: Any, context: Any) -> Any:
+            async for request in requests:
+                yield pb.ProduceResponse(number=len(request.records))
+
+        server = grpc.aio.server()
+        handler = grpc.stream_stream_rpc_method_handler(
+            echo, pb.ProduceRequest.FromString, pb.ProduceResponse.SerializeToString
+        )
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("bench.Echo", {"Echo": handler}),))
+        ready.put(server.add_insecure_port("127.0.0.1:0"))
+        await server.start()
+        await server.wait_for_termination()
+
+    asyncio.run(run())
+
+
+def started(serve: Any) -> tuple[Any, int]:
+    context = multiprocessing.get_context("spawn")
+    ready: Any = context.Queue()
+    process = context.Process(target=serve, args=(ready,), daemon=True)
+    process.start()
+    port: int = ready.get(timeout=60)
+    time.sleep(0.5)
+    return process, port
+
+
+def memory_mb(pid: int) -> float:
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("VmRSS"):
+            return int(line.split()[1]) / 1024
+    return 0.0
+
+
+# -- all of it ------------------------------------------------------------------------------------------
+
+
+def measure_rest(bench: Bench, port: int, seconds: float, latencies: int) -> None:
+    path = f"/v1/topics/{TOPIC}/records"
+    rest_rate(port, path, batch(REST_BATCH), 1.0)
+    requests = rest_rate(port, path, batch(REST_BATCH), seconds)
+    single = rest_latency(port, path, batch(1), latencies)
+    process, echo_port = started(serve_http_echo)
+    try:
+        rest_rate(echo_port, "/echo", batch(REST_BATCH), 1.0)
+        echo = rest_rate(echo_port, "/echo", batch(REST_BATCH), seconds)
+    finally:
+        process.terminate()
+    bench.add(rest_batch100_msgs_per_s=requests * REST_BATCH, rest_requests_per_s=requests, rest_echo_per_s=echo)
+    bench.add(rest_to_echo=requests / echo)
+    bench.add(rest_p50_ms=percentile(single, 50), rest_p99_ms=percentile(single, 99))
+
+
+def measure_grpc(bench: Bench, address: str, seconds: float, latencies: int) -> None:
+    kind: Any = RecordServiceStub
+    with grpc.insecure_channel(address) as channel:
+        stub = kind(channel)
+        produce_rate(stub.Produce, 1.0)
+        requests = produce_rate(stub.Produce, seconds)
+        single = append_latency(stub, latencies)
+        subscribed = subscribe_rate(stub, seconds, int(requests * seconds * GRPC_BATCH * 0.9))
+    process, echo_port = started(serve_grpc_echo)
+    try:
+        with grpc.insecure_channel(f"127.0.0.1:{echo_port}") as channel:
+            call: Any = channel.stream_stream(
+                "/bench.Echo/Echo", pb.ProduceRequest.SerializeToString, pb.ProduceResponse.FromString
+            )
+            produce_rate(call, 1.0)
+            echo = produce_rate(call, seconds)
+    finally:
+        process.terminate()
+    bench.add(grpc_publish_msgs_per_s=requests * GRPC_BATCH, grpc_requests_per_s=requests, grpc_echo_per_s=echo)
+    bench.add(grpc_subscribe_msgs_per_s=subscribed, grpc_to_echo=requests / echo)
+    bench.add(grpc_p50_ms=percentile(single, 50), grpc_p99_ms=percentile(single, 99))
+
+
+def measure_memory(bench: Bench, told: dict[str, Any], seconds: float) -> None:
+    """How the gateway's memory grows under load."""
+    port = int(told["rest"].rpartition(":")[2])
+    before = memory_mb(told["pid"])
+    rest_rate(port, f"/v1/topics/{TOPIC}/records", batch(REST_BATCH), seconds)
+    after = memory_mb(told["pid"])
+    bench.add(memory_before_mb=before, memory_after_mb=after, memory_grown_mb=after - before)
+
+
+def main() -> None:
+    options = parser(__doc__ or "").parse_args()
+    bench = Bench("gateway", options)
+    seconds, latencies, long_s = (3.0, 200, 5.0) if bench.quick else (20.0, 3000, 300.0)
+    with bench.data_dir() as data_dir, bench.progress(4) as steps, embedded_ray():
+        steps.next("start")
+        rq = rayqueue.connect(data_dir=data_dir)
+        try:
+            rq.create_topic(TOPIC, partitions=1, replication=3)
+            limits: dict[str, Any] = {"requests_per_s": 1_000_000, "bytes_per_s": 1 << 40}
+            (told,) = fleet.start(rq, GatewaySettings(rest_port=0, grpc_port=0, **limits), count=1)
+            steps.next("REST")
+            measure_rest(bench, int(told["rest"].rpartition(":")[2]), seconds, latencies)
+            steps.next("gRPC")
+            measure_grpc(bench, told["grpc"], seconds, latencies)
+            steps.next("memory")
+            measure_memory(bench, told, long_s)
+        finally:
+            rq.shutdown()
+    bench.table("Gateway, three replicas, fsync, 100 B", ("", ""), list(bench.figures.items()))
+    bench.finish()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,250 @@
+"""Jobs per second through a work queue (put, get, ack), beside ``ray.util.queue`` and Redis Streams in the same run.
+
+    python benchmarks/work_queue.py [--quick] [--json]
+
+One process puts jobs of 100 B, 1, 4 and 16 others do nothing with them but
+acknowledge them; the clock runs from the first put until the last
+acknowledgement is committed, one by one until the last job is handled (its
+acknowledgement is committed some milliseconds later). The queue has four
+partitions on three replicas, fsync before every answer, default settings.
+
+``jobs_per_s_N``         one by one: ``put(wait=False)``, ``for job in queue`` with N workers
+``batch_jobs_per_s_N``   in batches of 100: ``put_many``, ``get(100)``, ``ack``
+``ray_queue_jobs_per_s`` ``ray.util.queue``: ``put`` and ``get``, one by one, one worker; in memory, one copy
+``redis_jobs_per_s``     Redis Streams: XADD, XREADGROUP and XACK in batches of 100, one worker, ``appendfsync always``,
+                         one copy; ``redis_single_jobs_per_s`` one by one
+``put_to_get_p50_ms``    from before ``put`` in one process until ``get`` of a waiting worker in another has returned
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import ray
+import ray.util.queue
+
+import rayqueue
+from benchmarks._bench import Bench, parser, percentile
+from benchmarks._redis import Redis, redis, redis_server
+from rayqueue.client.embedded import embedded_ray
+from rayqueue.client.handle import RayQueue
+from rayqueue.client.queue.queue import JobQueue
+
+QUEUE = "jobs"
+PARTITIONS = 4
+VALUE = b"j" * 100
+BATCH = 100
+WORKERS = (1, 4, 16)
+PATIENCE_S = 120.0
+EVERY_S = 0.004
+STREAM, GROUP = "jobs", "workers"
+
+
+class Putter:
+    """The process that puts."""
+
+    def __init__(self, rq: RayQueue) -> None:
+        self._queue = rq.queue(QUEUE, create=False)
+        self._queue.size()
+
+    def one_by_one(self, count: int) -> float:
+        """When it began."""
+        began_s = time.monotonic()
+        for _ in range(count):
+            self._queue.put(VALUE, wait=False)
+        self._queue.flush()
+        return began_s
+
+    def batches(self, count: int) -> float:
+        began_s = time.monotonic()
+        for _ in range(count // BATCH):
+            self._queue.put_many([VALUE] * BATCH, wait=False)
+        self._queue.flush()
+        return began_s
+
+    def slowly(self, count: int) -> None:
+        """With the time in each. One clock for all processes of a machine."""
+        for _ in range(count):
+            time.sleep(EVERY_S)
+            self._queue.put(b"%020d" % time.monotonic_ns())
+
+
+class Doer:
+    """The process of a worker."""
+
+    def __init__(self, rq: RayQueue) -> None:
+        self._queue: JobQueue[Any, Any] = rq.queue(QUEUE, create=False)
+        self._queue.get(timeout_ms=0)
+
+    def one_by_one(self, idle_ms: int) -> tuple[int, float]:
+        """How many jobs it has done, and when the last of them was."""
+        ended_s = 0.0
+
+        def do(_: Any) -> None:
+            nonlocal ended_s
+            ended_s = time.monotonic()
+
+        count = self._queue.work(do, idle_ms=idle_ms)
+        return count, ended_s
+
+    def batches(self, idle_ms: int) -> tuple[int, float]:
+        done, ended_s = 0, 0.0
+        while jobs := self._queue.get(BATCH, timeout_ms=idle_ms):
+            self._queue.ack(jobs)
+            done += len(jobs)
+            ended_s = time.monotonic()
+        return done, ended_s
+
+    def latencies(self, count: int) -> list[float]:
+        took_ms: list[float] = []
+        deadline_s = time.monotonic() + PATIENCE_S
+        while len(took_ms) < count and time.monotonic() < deadline_s:
+            for job in self._queue.get(timeout_ms=1000):
+                took_ms.append((time.monotonic_ns() - int(job.value or 0)) / 1e6)
+                job.ack()
+        return took_ms
+
+
+def throughput(putter: Any, doers: Sequence[Any], method: str, count: int) -> float:
+    """Jobs per second."""
+    idle_ms = 3000
+    doing = [getattr(doer, method).remote(idle_ms) for doer in doers]
+    time.sleep(0.2)
+    putting = getattr(putter, method).remote(count)
+    done = ray.get(doing, timeout=PATIENCE_S)
+    began_s = ray.get(putting)
+    total = sum(each for each, _ in done)
+    if total != count:
+        raise SystemExit(f"{count} jobs were put, and {total} were done")
+    return float(count / (max(ended_s for _, ended_s in done) - began_s))
+
+
+class RayPutter:
+    def __init__(self, queue: Any) -> None:
+        self._queue = queue
+
+    def put(self, count: int) -> float:
+        began_s = time.monotonic()
+        for _ in range(count):
+            self._queue.put(VALUE)
+        return began_s
+
+
+class RayGetter:
+    def __init__(self, queue: Any) -> None:
+        self._queue = queue
+
+    def get(self, count: int) -> float:
+        for _ in range(count):
+            self._queue.get()
+        return time.monotonic()
+
+
+def ray_queue(count: int) -> float:
+    queue = ray.util.queue.Queue(actor_options={"num_cpus": 0})
+    putter, getter = actor(RayPutter, queue), actor(RayGetter, queue)
+    ray.get([putter.put.remote(10), getter.get.remote(10)])
+    getting = getter.get.remote(count)
+    began_s, ended_s = ray.get([putter.put.remote(count), getting], timeout=PATIENCE_S)
+    queue.shutdown(force=True)
+    return float(count / (ended_s - began_s))
+
+
+class RedisPutter:
+    def __init__(self, path: str) -> None:
+        self._redis = Redis(path)
+
+    def put(self, count: int, batch: int) -> float:
+        began_s = time.monotonic()
+        for _ in range(count // batch):
+            self._redis.all([("XADD", STREAM, "*", "v", VALUE)] * batch)
+        return began_s
+
+
+class RedisDoer:
+    def __init__(self, path: str) -> None:
+        self._redis = Redis(path)
+
+    def do(self, count: int, batch: int) -> float:
+        done = 0
+        while done < count:
+            found = self._redis(
+                "XREADGROUP", "GROUP", GROUP, "w", "COUNT", batch, "BLOCK", 5000, "STREAMS", STREAM, ">"
+            )
+            ids = [entry[0] for entry in found[0][1]]
+            self._redis("XACK", STREAM, GROUP, *ids)
+            done += len(ids)
+        return time.monotonic()
+
+
+def redis_streams(directory: Path, count: int, batch: int) -> float:
+    with redis(directory / f"redis-{batch}") as path:
+        Redis(path)("XGROUP", "CREATE", STREAM, GROUP, "$", "MKSTREAM")
+        putter, doer = actor(RedisPutter, path), actor(RedisDoer, path)
+        doing = doer.do.remote(count, batch)
+        time.sleep(0.2)
+        began_s, ended_s = ray.get([putter.put.remote(count, batch), doing], timeout=PATIENCE_S)
+        return float(count / (ended_s - began_s))
+
+
+def actor(kind: Any, *arguments: Any) -> Any:
+    made: Any = ray.remote(kind)
+    return made.options(num_cpus=0).remote(*arguments)
+
+
+def main() -> None:
+    options = parser(__doc__ or "").parse_args()
+    bench = Bench("work_queue", options)
+    jobs, batched, compared, samples = (3000, 10_000, 500, 200) if bench.quick else (50_000, 200_000, 5000, 2000)
+    rows: list[list[Any]] = []
+    with bench.data_dir() as data_dir, bench.progress(2 * len(WORKERS) + 4) as steps, embedded_ray(cpus=4):
+        steps.next("start")
+        rq = rayqueue.connect(data_dir=data_dir / "rayqueue")
+        try:
+            rq.queue(QUEUE, partitions=PARTITIONS)  # one for all: its processes are what this machine has to bear
+            for method, name, count in (("one_by_one", "jobs_per_s", jobs), ("batches", "batch_jobs_per_s", batched)):
+                rates = []
+                for workers in WORKERS:
+                    steps.next(f"{method}, {workers} workers")
+                    putter = actor(Putter, rq)
+                    doers = [actor(Doer, rq) for _ in range(workers)]
+                    throughput(putter, doers, method, 10 * BATCH)
+                    rates.append(throughput(putter, doers, method, count))
+                    bench.add(**{f"{name}_{workers}": rates[-1]})
+                    for each in (putter, *doers):
+                        ray.kill(each)
+                rows.append([f"rayqueue, {method}", *rates])
+            steps.next("latency")
+            putter, doer = actor(Putter, rq), actor(Doer, rq)
+            measuring = doer.latencies.remote(samples)
+            ray.get(putter.slowly.remote(samples), timeout=PATIENCE_S)
+            took_ms = ray.get(measuring, timeout=PATIENCE_S)
+        finally:
+            rq.shutdown()
+        steps.next("ray.util.queue")
+        bench.add(ray_queue_jobs_per_s=(rate := ray_queue(compared)))
+        rows.append(["ray.util.queue, one by one", rate, "", ""])
+        steps.next("Redis Streams")
+        if redis_server() is None:
+            bench.say("Redis is not compared: there is no redis-server here (Debian: apt install redis-server)")
+            bench.note(redis="not installed")
+        else:
+            bench.add(
+                redis_jobs_per_s=(many := redis_streams(data_dir, batched // 2, BATCH)),
+                redis_single_jobs_per_s=(single := redis_streams(data_dir, compared, 1)),
+            )
+            rows += [["Redis Streams, batches", many, "", ""], ["Redis Streams, one by one", single, "", ""]]
+    bench.add(**{f"put_to_get_p{each}_ms": percentile(took_ms, each) for each in (50, 99)})
+    bench.table("Jobs per second", ("", *(f"{each} workers" for each in WORKERS)), rows)
+    bench.table("Put to a waiting worker (ms)", ("p50", "p99"), [[percentile(took_ms, 50), percentile(took_ms, 99)]])
+    bench.finish()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,475 @@
+"""The producer: what an application calls to write.
+
+``send`` checks the record, chooses its partition and leaves it with the
+accumulator; the rest happens in the I/O thread. A mistake in the arguments is
+raised by the call itself, and nothing is accepted then. Everything later is
+told by the ``Delivery``; and what nobody has asked a delivery about by ``flush``
+and ``close``, which raise ``DeliveryFailedError``: no record is lost in silence.
+
+A producer may be used from several threads, and handed to a Ray task or actor:
+there it is a new producer with the same options, of the same cluster. In a
+forked child it accepts nothing (``ForkedError``); the parent's goes on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from typing_extensions import Never, Unpack
+
+from rayqueue.client.arguments import check_timeout_ms, hinted, refuse_unknown
+from rayqueue.client.forks import forked
+from rayqueue.client.producer.accumulator import ANY, BATCH_BYTES, KEY_BYTES, RECORD_BYTES, Accumulator, Lack, closed
+from rayqueue.client.producer.batch import COMPRESSIONS
+from rayqueue.client.producer.columns import as_bytes, check_headers
+from rayqueue.client.producer.delivery import (
+    CallbackThread,
+    Deliveries,
+    Delivery,
+    Part,
+    RecordMetadata,
+    delivery_failed,
+    failed_outcome,
+)
+from rayqueue.client.producer.destination import Target, Targets
+from rayqueue.client.producer.partitioners import CustomPartitioner, check_partitioner
+from rayqueue.client.producer.send_many import MAX_TIMESTAMP, ManyRecords
+from rayqueue.client.producer.sender import Sender
+from rayqueue.client.twins import Twin, awaiting, beside, blocking, in_io, part, rest, run_awaiting, run_blocking
+from rayqueue.client.wakeup import Wakeup
+from rayqueue.config import ProducerSettings
+from rayqueue.errors import (
+    DeliveryFailedError,
+    InvalidInputError,
+    OutcomeUnknownError,
+    QueueFullError,
+    UnknownPartitionError,
+)
+from rayqueue.protocol.topics import check_name
+from rayqueue.records import HeadersIn, KeyT, ValueT
+from rayqueue.values import SERIALIZERS
+
+if TYPE_CHECKING:
+    from rayqueue.client.options import ProducerOptions
+
+_log = logging.getLogger(__name__)
+_T = TypeVar("_T")
+
+_FOREVER_S = 3600.0
+_SEND_OPTIONS = ("topic", "value", "key", "headers", "priority", "partition", "timestamp_ms", "on_delivery")
+
+OnDelivery = Callable[[Delivery], object]
+OnDeliveries = Callable[[Deliveries], object]
+
+
+class Producer(Twin, Generic[ValueT, KeyT]):
+    """Writes records to topics. Made by ``RayQueue.producer``; options are those of ``ProducerSettings``."""
+
+    def __init__(self, rq: Any, **options: Unpack[ProducerOptions]) -> None:
+        self._rq = rq
+        self._options: dict[str, Any] = dict(options)
+        partitioner, self.settings = _settings_of(rq.settings.producer, self._options)
+        settings = self.settings
+        max_batch_bytes: int = rq.settings.log.max_batch_bytes
+        batch_bytes = min(settings.batch_bytes, max_batch_bytes - BATCH_BYTES)
+        self._io = rq.io
+        loop: asyncio.AbstractEventLoop = rq.io.loop
+
+        def wake() -> None:
+            try:
+                loop.call_soon_threadsafe(sender.wake)
+            except RuntimeError:
+                raise closed() from None
+
+        self._accumulator = Accumulator(
+            batch_bytes=batch_bytes,
+            buffer_bytes=settings.buffer_bytes,
+            linger_ms=settings.linger_ms,
+            delivery_timeout_ms=settings.delivery_timeout_ms,
+            compression=COMPRESSIONS[settings.compression],
+            clock_s=time.monotonic,
+            wake=wake,
+        )
+        make = partial(Target, partitioner=partitioner, max_batch_bytes=max_batch_bytes, accumulator=self._accumulator)
+        self._targets = Targets(make)
+        sender = self._sender = Sender(
+            self._accumulator, rq.routes, settings, rq.settings.client, loop=loop, targets=self._targets
+        )
+        self._bulk = ManyRecords(self._accumulator, batch_bytes, COMPRESSIONS[settings.compression])
+        self._append = self._accumulator.append
+        self._leaving = weakref.finalize(self, _left, self._accumulator)
+
+    # -- sending -------------------------------------------------------------------------
+
+    def send(
+        self,
+        topic: str,
+        value: ValueT | None,
+        *,
+        key: KeyT | None = None,
+        headers: HeadersIn = None,
+        priority: int = 0,
+        partition: int | None = None,
+        timestamp_ms: int | None = None,
+        on_delivery: OnDelivery | None = None,
+        **unknown: Never,
+    ) -> Delivery:
+        """Accept a record; it is sent with others, in the order of the calls.
+
+        Waits if ``buffer_bytes`` are on their way already, or as much as a bounded topic ever takes, for
+        ``delivery_timeout_ms`` at most; or raises ``QueueFullError`` if ``on_full`` says so. ``on_delivery`` is called
+        with the delivery in the callback thread.
+        """
+        if unknown:  # not @hinted, which costs every call something
+            refuse_unknown("send", unknown, _SEND_OPTIONS)
+        if on_delivery is not None:
+            self._wait_for_callbacks()
+        try:
+            delivery = self._try_send(topic, value, key, headers, priority, partition, timestamp_ms, on_delivery)
+        except UnknownPartitionError:
+            self._look_up(topic, refresh=True)
+            delivery = self._try_send(topic, value, key, headers, priority, partition, timestamp_ms, on_delivery)
+        if delivery.__class__ is Lack:
+            # Not a lambda, for which every call would make cells of its arguments.
+            again = partial(self._try_send, topic, value, key, headers, priority, partition, timestamp_ms, on_delivery)
+            delivery = run_blocking(self._when_space(delivery, again, may_wait=not self._io.is_current))
+        return delivery  # type: ignore[return-value]
+
+    @hinted
+    async def send_async(
+        self,
+        topic: str,
+        value: ValueT | None,
+        *,
+        key: KeyT | None = None,
+        headers: HeadersIn = None,
+        priority: int = 0,
+        partition: int | None = None,
+        timestamp_ms: int | None = None,
+    ) -> RecordMetadata:
+        """Send a record and wait until it is acknowledged, in any event loop. Many of these may be under way."""
+        if topic not in self._targets:
+            await run_awaiting(self._find(topic))
+        arguments = (topic, value, key, headers, priority, partition, timestamp_ms, None)
+        try:
+            delivery = self._try_send(*arguments)
+        except UnknownPartitionError:
+            await run_awaiting(self._find(topic, refresh=True))
+            delivery = self._try_send(*arguments)
+        if isinstance(delivery, Lack):
+            delivery = await run_awaiting(self._when_space(delivery, lambda: self._try_send(*arguments)))
+        return await delivery
+
+    def _try_send(
+        self,
+        topic: str,
+        value: Any,
+        key: Any,
+        headers: HeadersIn,
+        priority: int,
+        partition: int | None,
+        timestamp_ms: int | None,
+        on_delivery: OnDelivery | None,
+    ) -> Delivery | Lack:
+        """Check and accept a record; what it needs if there is not enough space now. The hot path."""
+        target = self._targets.get(topic)
+        if target is None:
+            target = self._look_up(topic)
+        if type(value) is bytes:
+            size_bytes = len(value)
+        elif value is None:
+            size_bytes = 0
+        else:
+            value = as_bytes("a value", value)
+            size_bytes = len(value)
+        overhead_bytes = RECORD_BYTES
+        if key is not None:
+            if type(key) is not bytes:
+                key = as_bytes("a key", key)
+            size_bytes += len(key)
+            overhead_bytes += KEY_BYTES
+        if headers is not None:
+            headers, header_bytes = check_headers(headers)
+            size_bytes += header_bytes
+            overhead_bytes += KEY_BYTES
+        if size_bytes > target.max_bytes:
+            raise target.oversized(size_bytes)
+        if priority != 0:
+            target.check_priority(priority)
+        if partition is not None:
+            partition = target.check_partition(partition)
+        elif key is None and target.sticks:
+            partition = ANY
+        elif key is not None and target.keyed is not None:
+            partition = target.keyed[key]
+        else:
+            partition = target.choose(key, value)
+        if timestamp_ms is None:
+            timestamp_ms = int(time.time() * 1000)
+        elif type(timestamp_ms) is not int or not -MAX_TIMESTAMP <= timestamp_ms < MAX_TIMESTAMP:
+            raise InvalidInputError(f"a timestamp is whole milliseconds since 1970, not {timestamp_ms!r}")
+        size_bytes += overhead_bytes
+        delivery = self._append(
+            target.buffer, partition, priority, key, value, headers, timestamp_ms, size_bytes, on_delivery
+        )
+        return Lack(size_bytes, target.buffer, partition) if delivery is None else delivery
+
+    @hinted
+    def send_many(
+        self,
+        topic: str,
+        values: Any,
+        *,
+        keys: Any = None,
+        headers: Any = None,
+        priority: int = 0,
+        partition: int | None = None,
+        timestamps_ms: Any = None,
+        on_delivery: OnDeliveries | None = None,
+    ) -> Deliveries:
+        """Accept many records, given as columns: lists of bytes, or Arrow arrays. In order, per partition.
+
+        A mistake in any of them is raised before the first is accepted. With ``on_full="raise"`` all are accepted or
+        none if ``buffer_bytes`` is too small for them; otherwise it waits as ``send`` does. What finds no space in
+        time, or is more than a bounded topic takes, is told by its delivery.
+        """
+        if topic not in self._targets:
+            self._look_up(topic)
+        if on_delivery is not None:
+            self._wait_for_callbacks()
+        columns = (values, keys, headers, priority, partition, timestamps_ms)
+        deliveries = run_blocking(self._accept_many(topic, partition, columns, may_wait=not self._io.is_current))
+        if on_delivery is not None:
+            deliveries.add_done_callback(on_delivery)
+        return deliveries
+
+    @hinted
+    async def send_many_async(
+        self,
+        topic: str,
+        values: Any,
+        *,
+        keys: Any = None,
+        headers: Any = None,
+        priority: int = 0,
+        partition: int | None = None,
+        timestamps_ms: Any = None,
+    ) -> Sequence[RecordMetadata]:
+        """Send many records, given as columns, and wait until all are acknowledged."""
+        columns = (values, keys, headers, priority, partition, timestamps_ms)
+        return await (await run_awaiting(self._accept_many(topic, partition, columns)))
+
+    async def _accept_many(
+        self, topic: str, partition: int | None, columns: tuple[Any, ...], *, may_wait: bool = True
+    ) -> Deliveries:
+        target = self._targets.get(topic)
+        if target is None:
+            target = await self._find(topic)
+        try:
+            steps, order, total_bytes = self._bulk.steps(target, *columns)
+        except UnknownPartitionError:
+            steps, order, total_bytes = self._bulk.steps(await self._find(topic, refresh=True), *columns)
+        self._refuse_if_too_much(total_bytes)
+        parts: list[Part] = []
+        full: QueueFullError | None = None
+        for add, lack in steps:
+            added = None
+            if full is None:
+                added = add()
+                if added is None:
+                    try:
+                        added = await self._when_space(lack, add, may_wait=may_wait)
+                    except QueueFullError as error:
+                        full = error
+            if added is None:
+                assert full is not None  # noqa: S101  # or there would be a part
+                added = Part(failed_outcome(topic, -1 if partition is None else partition, full), 0, lack.count)
+                self._accumulator.note_failure(added.outcome, added.count)
+            parts.append(added)
+        return Deliveries(parts, order)
+
+    # -- waiting -------------------------------------------------------------------------
+
+    def _refuse_if_too_much(self, size_bytes: int) -> None:
+        if self.settings.on_full == "raise" and not self._accumulator.fits(size_bytes):
+            raise self._full(None)
+
+    def _full(self, lack: Lack | None) -> QueueFullError:
+        if lack is not None and lack.topic.bounded and self._accumulator.fits(lack.size_bytes):
+            topic = lack.topic
+            bounds = {"max_backlog_records": topic.most_records, "max_backlog_bytes": topic.most_bytes}
+            named = ", ".join(f"{name} = {most}" for name, most in bounds.items() if most is not None)
+            return QueueFullError(
+                f"as much as {topic.name} ever takes ({named}, per partition) is on its way and has found no room yet; "
+                "slow down, or let its consumers commit",
+                topic=topic.name,
+            )
+        return QueueFullError(
+            f"{self._accumulator.used_bytes} bytes are not acknowledged yet, of {self.settings.buffer_bytes} that "
+            "buffer_bytes allows; slow down and retry"
+        )
+
+    async def _when_space(self, lack: Lack, add: Callable[[], _T | Lack | None], *, may_wait: bool = True) -> _T:
+        """Wait for space, and add then. ``QueueFullError`` if there is none in time, or waiting is not wanted."""
+        if self.settings.on_full == "raise" or not may_wait:  # the I/O thread would wait for itself
+            raise self._full(lack)
+        deadline_s = time.monotonic() + self.settings.delivery_timeout_ms / 1000
+        while True:
+            space = Wakeup()
+            self._accumulator.when_space(lack, space.ring)
+            if not await rest(space, max(0.0, deadline_s - time.monotonic())):
+                raise self._full(lack)
+            added = add()
+            if added is not None and not isinstance(added, Lack):
+                return added
+
+    def _wait_for_callbacks(self) -> None:
+        """Callbacks that cannot keep up hold up those who ask for more of them."""
+        callbacks = CallbackThread.shared()
+        if callbacks.backlog > CallbackThread.MAX_BACKLOG and not self._io.is_current:
+            callbacks.drain(self.settings.delivery_timeout_ms / 1000)
+
+    @blocking
+    async def flush(self, *, timeout_ms: int | None = None) -> None:
+        """Send at once what lingers, and wait until all that was accepted before is acknowledged, or has failed.
+
+        ``DeliveryFailedError`` if some has failed and nobody was told: no delivery was asked for it, and no flush
+        has said so before. Callbacks have run then too. ``OutcomeUnknownError`` after ``timeout_ms``: the producer
+        still tries.
+        """
+        self._refuse_in_child()
+        await self._until_resolved(timeout_ms)
+        self._raise_failures()
+
+    flush_async = awaiting(flush)
+
+    async def _until_resolved(self, timeout_ms: int | None) -> None:
+        deadline_s = None if timeout_ms is None else time.monotonic() + check_timeout_ms(timeout_ms) / 1000
+
+        def left_s() -> float:
+            return _FOREVER_S if deadline_s is None else max(0.0, deadline_s - time.monotonic())
+
+        resolved = Wakeup()
+        self._accumulator.when_resolved(self._accumulator.cut_all(), resolved.ring)
+        while not await rest(resolved, left_s()):
+            if deadline_s is not None:
+                raise OutcomeUnknownError(
+                    f"{self._accumulator.unresolved_records} records are not acknowledged after {timeout_ms} ms"
+                )
+        callbacks = CallbackThread.shared()
+        if callbacks.backlog and not callbacks.is_current and not await beside(callbacks.drain, left_s()):
+            raise OutcomeUnknownError(f"callbacks have not finished after {timeout_ms} ms")
+
+    def _raise_failures(self) -> None:
+        error = delivery_failed(*self._accumulator.failures())
+        if error is not None:
+            raise error
+
+    def _refuse_in_child(self) -> None:
+        if self._io.forked:
+            raise forked("this producer")
+
+    # -- topics --------------------------------------------------------------------------
+
+    def _look_up(self, topic: str, *, refresh: bool = False) -> Target:
+        if not self._io.is_current:
+            return run_blocking(self._find(topic, refresh=refresh))
+        info = self._rq.routes.cached_topic(topic)  # it would wait for itself; what is known must do
+        if info is None:
+            raise InvalidInputError(f"{topic} is not known yet: in the I/O thread, await send_async()")
+        return self._targets.learn(info)
+
+    async def _find(self, topic: str, *, refresh: bool = False) -> Target:
+        """``refresh``: a partition was named that was not there when the topic was looked up; it may have grown."""
+        check_name("topic", topic)
+        self._accumulator.check_open()
+        return self._targets.learn(await in_io(self._io, self._rq.routes.topic(topic, refresh=refresh)))
+
+    # -- the end -------------------------------------------------------------------------
+
+    @blocking
+    async def close(self, *, timeout_ms: int | None = None) -> None:
+        """Accept nothing more, and wait until all that was accepted is acknowledged or has failed.
+
+        After ``timeout_ms`` what is left is given up: its deliveries tell whether it may be written. Raises
+        ``DeliveryFailedError`` as ``flush`` does, once it is closed. In a forked child there is nothing to wait for:
+        its parent sends what was accepted before the fork.
+        """
+        if timeout_ms is not None:
+            check_timeout_ms(timeout_ms)
+        self._leaving.detach()
+        if self._io.forked:
+            return
+        self._accumulator.close()
+        try:
+            await self._until_resolved(timeout_ms)
+        except OutcomeUnknownError as error:
+            _log.warning("a producer was closed too soon: %s", error)
+        except asyncio.CancelledError:  # nobody waits any more; what was accepted is sent all the same
+            self._accumulator.when_resolved(self._accumulator.cut_all(), self._end_later)
+            raise
+        except BaseException:
+            self._end_later()
+            raise
+        if self._io.is_current:
+            self._sender.close()
+        elif self._io.usable:
+            await in_io(self._io, self._end(), finish=True)  # what is left is resolved after this
+        self._raise_failures()
+
+    close_async = awaiting(close)
+
+    def _end_later(self) -> None:
+        with suppress(RuntimeError):  # the process has ended its connections
+            self._io.loop.call_soon_threadsafe(self._sender.close)
+
+    async def _end(self) -> None:
+        self._sender.close()
+
+    async def _leave(self, kind: type[BaseException] | None) -> None:
+        try:
+            await part(self.close)()
+        except DeliveryFailedError as error:
+            if kind is None:
+                raise
+            _log.error("%s", error)  # what the block has raised is not hidden by it
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _make, (type(self), self._rq, self._options)
+
+    def __repr__(self) -> str:
+        state = "closed" if self._accumulator.is_closed else f"{self._accumulator.used_bytes} bytes on their way"
+        return f"<Producer acks={self.settings.acks} topics={sorted(self._targets)}: {state}>"
+
+
+def _make(kind: type[Producer[Any, Any]], rq: Any, options: dict[str, Any]) -> Producer[Any, Any]:
+    return kind(rq, **options)
+
+
+def _settings_of(
+    defaults: ProducerSettings, options: dict[str, Any]
+) -> tuple[str | CustomPartitioner, ProducerSettings]:
+    options = dict(options)
+    partitioner = options.pop("partitioner", defaults.partitioner)
+    if not isinstance(partitioner, str) and not callable(partitioner):
+        raise InvalidInputError(f"a partitioner is a name or a callable, not {partitioner!r}")
+    refuse_unknown("a producer", options, (*ProducerSettings.model_fields, *SERIALIZERS))
+    return check_partitioner(partitioner), ProducerSettings(**{**defaults.model_dump(), **options})
+
+
+def _left(accumulator: Accumulator) -> None:
+    """A producer was let go, or the process ends, without ``close``."""
+    records = accumulator.unresolved_records
+    if records:
+        _log.warning(
+            "a producer was not closed, and %d of its records are not acknowledged: they may be lost when the process "
+            "ends. Use it in a with block, or call close().",
+            records,
+        )

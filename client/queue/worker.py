@@ -1,0 +1,521 @@
+"""A worker: one handle of a queue that takes jobs, and everything that goes on beside the application for it.
+
+Application threads and event loops ask it for jobs and tell it how they ended;
+what concerns connections happens in the I/O thread. There it
+
+- takes jobs as ``rayqueue.client.queue.takes`` plans it, and keeps those that
+  came early in a buffer; what nobody asks for within ``HAND_BACK_S`` is handed
+  back as if it had not been delivered;
+- sends what became of jobs, gathered per partition (``settling``);
+- extends the leases of jobs in hand (``leases``).
+
+Its name is drawn anew for every worker. When its process dies its connections
+break, and the partitions end its leases at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import logging
+import threading
+import time
+import uuid
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from itertools import count
+from random import Random
+from typing import TYPE_CHECKING, Any
+
+from rayqueue.client.io import IoThread
+from rayqueue.client.queue.job import Job, JobId
+from rayqueue.client.queue.leases import Leases
+from rayqueue.client.queue.settling import Ending, Kind, gather, tell, tell_failure
+from rayqueue.client.queue.takes import Ahead, Ask, Takes
+from rayqueue.client.twins import outcome, rest
+from rayqueue.client.wakeup import Wakeup
+from rayqueue.config import Settings
+from rayqueue.errors import ClosedError, LeaseLostError, RayQueueError
+from rayqueue.net.backoff import Backoff
+from rayqueue.net.interfaces import ask
+from rayqueue.protocol.calls import Call
+from rayqueue.protocol.jobs import MAX_JOBS, EndWorker, Leased, LeaseJobs, Settled, SettleJobs, Settlement
+from rayqueue.protocol.jobs import Job as WireJob
+from rayqueue.protocol.topics import TopicInfo, TopicPartition
+
+if TYPE_CHECKING:
+    from rayqueue.client.routes import ClusterRoutes
+
+_log = logging.getLogger(__name__)
+
+PARK_MS = 10_000
+"""How long a take waits in a partition before it is renewed."""
+HAND_BACK_S = 0.2
+"""How long a job that came early waits for somebody to ask for it."""
+_FOREVER_S = 3600.0
+_END_MS = 2000
+
+Decode = Callable[[WireJob, int], tuple[Any, Any]]
+"""The value and key of a job of this partition. ``DeserializationError`` if they cannot be read."""
+
+
+class _Waiter:
+    __slots__ = ("bell", "count", "jobs")
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self.jobs: list[Job[Any, Any]] = []
+        self.bell = Wakeup()
+
+
+class Worker:
+    """Made by any thread. Methods that begin with an underscore run in the I/O thread, unless they say otherwise."""
+
+    def __init__(
+        self,
+        io: IoThread,
+        routes: ClusterRoutes,
+        settings: Settings,
+        info: TopicInfo,
+        decode: Decode,
+        *,
+        encode_result: Callable[[Any], bytes],
+        lease_ms: int = 0,
+    ) -> None:
+        self.name = info.name
+        self.id = f"{uuid.uuid4().hex}"
+        self.encoded_result = encode_result
+        self._io = io
+        self._routes = routes
+        self._settings = settings
+        self._topic_id = info.topic_id
+        self._decode = decode
+        self._lease_ms = lease_ms
+        self._rng = Random()  # noqa: S311  # jitter, and where to begin
+        self._attempts = count(1)
+        # Shared with application threads, under the lock.
+        self._lock = threading.Lock()
+        self._buffer: deque[tuple[float, Job[Any, Any]]] = deque()
+        self._waiters: deque[_Waiter] = deque()
+        self._ahead = Ahead()
+        self._endings: dict[int, list[Ending]] = {}
+        self._kicked = False
+        self._closed = False
+        self._error: RayQueueError | None = None
+        # The I/O thread's.
+        self._takes = Takes(len(info.partitions), self._rng.randrange(len(info.partitions)))
+        self._leases = [Leases() for _ in info.partitions]
+        self._backoffs: dict[int, Backoff] = {}
+        self._settling: set[int] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._timer: asyncio.TimerHandle | None = None
+
+    # -- what applications ask, from any thread -----------------------------------------------
+
+    async def get(self, most: int, timeout_s: float | None) -> list[Job[Any, Any]]:
+        """Up to so many jobs; [] if none came in time."""
+        now_s = time.monotonic()
+        with self._lock:
+            self._check()
+            found = self._from_buffer(most)
+            self._ahead.asked(most, bool(found), now_s)
+            low = len(self._buffer) < self._ahead.count / 2
+            if found:
+                self._ahead.gave(now_s)
+            else:
+                waiter = _Waiter(most)
+                self._waiters.append(waiter)
+        if not found or low:
+            self._kick()
+        if found:
+            return found
+        deadline_s = None if timeout_s is None else now_s + timeout_s
+        try:
+            while not waiter.jobs and self._error is None and not self._closed:
+                left_s = _FOREVER_S if deadline_s is None else deadline_s - time.monotonic()
+                if not await rest(waiter.bell, max(0.0, left_s)) and deadline_s is not None:
+                    break
+        finally:
+            with self._lock:
+                if waiter in self._waiters:
+                    self._waiters.remove(waiter)
+                gave = waiter.jobs
+                self._ahead.gave(time.monotonic())
+        if not gave:
+            self._kick()  # nobody waits: what is parked for it is not wanted any more
+            self._check()
+        return gave
+
+    def _from_buffer(self, most: int) -> list[Job[Any, Any]]:
+        """Under the lock."""
+        buffer = self._buffer
+        return [buffer.popleft()[1] for _ in range(min(most, len(buffer)))]
+
+    async def settle(
+        self,
+        jobs: Sequence[Job[Any, Any]],
+        kind: Kind,
+        *,
+        delay_ms: int | None = None,
+        reason: str = "",
+        traceback: str = "",
+        result: bytes | None = None,
+    ) -> None:
+        """Say how these ended, and wait until that is committed. Raises the first ``LeaseLostError`` of them."""
+        if not jobs:
+            return
+        answer: concurrent.futures.Future[None] = concurrent.futures.Future()
+        told = _Countdown(len(jobs), answer)
+        delay = -1 if delay_ms is None else delay_ms
+        self._end(
+            (each, Ending(kind, each.token, each.id.offset, told, delay, reason, traceback, result)) for each in jobs
+        )
+        await outcome(answer)
+
+    def settle_later(
+        self,
+        job: Job[Any, Any],
+        kind: Kind,
+        *,
+        reason: str = "",
+        traceback: str = "",
+        result: bytes | None = None,
+    ) -> None:
+        """The same, and nobody waits for it. A failure is logged: the job comes again."""
+        told = partial(self._unheard, job.id, kind)
+        self._end(((job, Ending(kind, job.token, job.id.offset, told, -1, reason, traceback, result)),))
+
+    def _end(self, endings: Iterable[tuple[Job[Any, Any], Ending]]) -> None:
+        """From any thread."""
+        with self._lock:
+            for job, ending in endings:
+                job.settled = True
+                self._endings.setdefault(job.id.partition, []).append(ending)
+        self._kick()
+
+    def dropped(self, job_id: JobId, token: int) -> None:
+        """The application has let go of a job without ending it. Called by the garbage collector, in any thread: it
+        must take no lock."""
+        if not self._closed and self._io.usable:
+            self._io.loop.call_soon_threadsafe(self._dropped, job_id, token)
+
+    def _dropped(self, job_id: JobId, token: int) -> None:
+        told = partial(self._unheard, job_id, "nack")
+        reason = "the worker has let go of it without ack, nack or reject"
+        with self._lock:
+            endings = self._endings.setdefault(job_id.partition, [])
+            endings.append(Ending("nack", token, job_id.offset, told, reason=reason))
+        self._pump()
+
+    def _unheard(self, job_id: JobId, kind: str, error: RayQueueError | None) -> None:
+        if error is not None:
+            level = logging.WARNING if kind == "ack" else logging.INFO  # work was done that may be done again
+            _log.log(level, "%s of job %s of %s had no effect: %s", kind, job_id, self.name, error)
+
+    async def extend(self, job: Job[Any, Any], lease_ms: int | None) -> int:
+        """Until when, in milliseconds from now."""
+        return await outcome(self._io.run(self._extend_one(job.id, job.token, lease_ms or 0)))
+
+    async def flush(self) -> None:
+        """Until all that was said of jobs has been answered."""
+        await outcome(self._io.run(self._flushed()))
+
+    def close_later(self) -> None:
+        """The handle was let go without ``close``: its leases end. From any thread, without waiting."""
+        if not self._closed and self._io.usable:
+            self._closed = True
+            self._io.loop.call_soon_threadsafe(lambda: self._spawn(self._close()))
+
+    async def close(self) -> None:
+        """Send what waits to be sent, and hand back all that is in hand."""
+        if not self._closed:
+            with self._lock:
+                self._closed = True
+                waiters = list(self._waiters)
+            for waiter in waiters:
+                waiter.bell.ring()
+            if self._io.usable:
+                await outcome(self._io.run(self._close()))
+
+    def _check(self) -> None:
+        """From any thread."""
+        if self._error is not None:
+            raise self._error
+        if self._closed:
+            raise ClosedError(f"this handle of queue {self.name} was closed")
+
+    def _kick(self) -> None:
+        """From any thread: there is something to do in the I/O thread."""
+        if not self._kicked:
+            self._kicked = True
+            try:
+                self._io.loop.call_soon_threadsafe(self._pump)
+            except RuntimeError:
+                raise ClosedError("this process has ended its connections, because it exits") from None
+
+    # -- the I/O thread -------------------------------------------------------------------------
+
+    def _pump(self) -> None:
+        """Do whatever there is to do now."""
+        self._kicked = False
+        now_s = time.monotonic()
+        with self._lock:
+            endings, self._endings = self._endings, {}
+            waited_for = sum(each.count - len(each.jobs) for each in self._waiters)
+            ahead = self._ahead.count if waited_for else self._ahead.wanted(now_s)
+            wanted = waited_for + ahead - len(self._buffer)
+        for number, some in endings.items():
+            for each in some:
+                self._leases[number].ended(each.token, each.offset)
+            self._queue_endings(number, some)
+        if wanted > 0 and not self._closed and self._error is None:
+            for take in self._takes.plan(min(wanted, MAX_JOBS), now_s, park=waited_for > 0):
+                self._spawn(self._take(take))
+        self._arm(now_s)
+
+    def _spawn(self, work: Any) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _ask(self, number: int, call: Call, **patience_ms: int) -> Any:
+        place = TopicPartition(self.name, number)
+        return await ask(self._routes, place, call, topic_id=self._topic_id, **patience_ms)
+
+    # -- taking --------------------------------------------------------------------------------
+
+    async def _take(self, wanted: Ask) -> None:
+        number = wanted.partition
+        try:
+            leased = await self._lease(wanted)
+        except RayQueueError as error:
+            self._takes.failed(number)
+            self._hand_back(time.monotonic(), of=number)  # the connection broke: their leases may have ended
+            if error.retriable:
+                backoff = self._backoffs.setdefault(number, Backoff(self._settings.client, self._rng))
+                asyncio.get_running_loop().call_later(backoff.pause_s(), self._resume, number)
+            else:
+                self._give_up(error)
+            return
+        self._backoffs.pop(number, None)
+        now_s = time.monotonic()
+        self._takes.answered(number, int(len(leased.jobs) >= wanted.count), now_s)
+        if leased.jobs:
+            self._leases[number].add(leased.token, leased.lease_ms, {each.id for each in leased.jobs}, now_s)
+            self._received(number, leased, now_s)
+        self._pump()
+
+    async def _lease(self, wanted: Ask) -> Leased:
+        wait_ms = PARK_MS if wanted.parked else 0
+        call = LeaseJobs(
+            worker=self.id,
+            attempt=next(self._attempts),
+            max_jobs=wanted.count,
+            max_bytes=self._settings.consumer.fetch_bytes,
+            wait_ms=wait_ms,
+            lease_ms=self._lease_ms,
+        )
+        leased: Leased = await self._ask(wanted.partition, call, may_take_ms=wait_ms)
+        return leased
+
+    def _resume(self, number: int) -> None:
+        self._takes.resumed(number)
+        self._pump()
+
+    def _give_up(self, error: RayQueueError) -> None:
+        with self._lock:
+            self._error = error
+            waiters = list(self._waiters)
+        for waiter in waiters:
+            waiter.bell.ring()
+
+    def _received(self, number: int, leased: Leased, now_s: float) -> None:
+        jobs = [job for each in leased.jobs if (job := self._made(number, leased.token, each)) is not None]
+        ringing: list[_Waiter] = []
+        with self._lock:
+            for waiter in self._waiters:
+                if not jobs:
+                    break
+                room = waiter.count - len(waiter.jobs)
+                if room:
+                    waiter.jobs += jobs[:room]
+                    del jobs[:room]
+                    ringing.append(waiter)
+            self._buffer.extend((now_s, job) for job in jobs)
+            for waiter in ringing:
+                self._waiters.remove(waiter)
+        for waiter in ringing:
+            waiter.bell.ring()
+
+    def _made(self, number: int, token: int, wire: WireJob) -> Job[Any, Any] | None:
+        job_id = JobId(number, wire.id)
+        try:
+            value, key = self._decode(wire, number)
+        except RayQueueError as error:  # no delivery can change that
+            told = partial(self._unheard, job_id, "reject")
+            with self._lock:
+                self._endings.setdefault(number, []).append(Ending("reject", token, wire.id, told, -1, str(error)))
+            return None
+        return Job(
+            self,
+            job_id,
+            token,
+            value,
+            key,
+            wire.headers,
+            wire.lane,
+            wire.deliveries,
+            wire.timestamp,
+            wire.want_result,
+        )
+
+    def _hand_back(self, now_s: float, *, everything: bool = False, of: int | None = None) -> None:
+        """What came early and nobody wants; or all of it; or all ``of`` one partition."""
+        with self._lock:
+            unwanted = [
+                everything or (received_s + HAND_BACK_S <= now_s if of is None else job.id.partition == of)
+                for received_s, job in self._buffer
+            ]
+            returned = [job for (_, job), goes in zip(self._buffer, unwanted, strict=True) if goes]
+            if returned:
+                kept = [each for each, goes in zip(self._buffer, unwanted, strict=True) if not goes]
+                self._buffer = deque(kept)
+                self._ahead.unused()
+        if returned:
+            self._end(
+                (job, Ending("release", job.token, job.id.offset, partial(self._unheard, job.id, "release")))
+                for job in returned
+            )
+
+    # -- settling --------------------------------------------------------------------------------
+
+    def _queue_endings(self, number: int, endings: list[Ending]) -> None:
+        if number in self._settling:
+            with self._lock:  # behind what is under way
+                self._endings.setdefault(number, []).extend(endings)
+        else:
+            self._settling.add(number)
+            self._spawn(self._settle(number, endings))
+
+    async def _settle(self, number: int, endings: list[Ending]) -> None:
+        try:
+            for start in range(0, len(endings), MAX_JOBS):
+                some = endings[start : start + MAX_JOBS]
+                gathered = gather(some)
+                try:
+                    answers = await self._say(number, [each.settlement for each in gathered])
+                except RayQueueError as error:
+                    tell_failure(some, error)
+                else:
+                    tell(gathered, answers, f"{self.name}-{number}")
+        finally:
+            self._settling.discard(number)
+            if number in self._endings:
+                self._pump()
+
+    async def _say(self, number: int, settlements: Sequence[Settlement]) -> Sequence[Settled]:
+        call = SettleJobs(worker=self.id, settlements=tuple(settlements))
+        answers: Sequence[Settled] = await self._ask(number, call)
+        return answers
+
+    async def _flushed(self) -> None:
+        while self._endings or self._settling:
+            self._pump()
+            await asyncio.sleep(0.001)
+
+    # -- extending -------------------------------------------------------------------------------
+
+    async def _extend(self, number: int, due: list[Settlement]) -> None:
+        leases = self._leases[number]
+        try:
+            answers = await self._say(number, due)
+        except RayQueueError as error:
+            _log.info("leases of %s-%d could not be extended, trying again: %s", self.name, number, error)
+            for each in due:
+                leases.not_answered(each.token, time.monotonic())
+        else:
+            now_s = time.monotonic()
+            for each, answer in zip(due, answers, strict=True):
+                if answer.lost:
+                    leases.lost(each.token)
+                else:
+                    leases.extended(each.token, answer.lease_ms, now_s)
+        self._arm(time.monotonic())
+
+    async def _extend_one(self, job_id: JobId, token: int, lease_ms: int) -> int:
+        asked = Settlement(kind="extend", token=token, jobs=((job_id.offset, 1),), lease_ms=lease_ms)
+        (answer,) = await self._say(job_id.partition, (asked,))
+        if answer.lost:
+            raise LeaseLostError(
+                f"the lease of job {job_id} of {self.name} has ended and somebody else was given it since, or it is "
+                "gone",
+                queue=self.name,
+                job=str(job_id),
+            )
+        self._leases[job_id.partition].extended(token, answer.lease_ms, time.monotonic())
+        return answer.lease_ms
+
+    # -- time ------------------------------------------------------------------------------------
+
+    def _arm(self, now_s: float) -> None:
+        """Wake up when the next thing is due."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        due = [due_s for each in self._leases if (due_s := each.next_due_s()) is not None]
+        with self._lock:
+            if self._buffer:
+                due.append(self._buffer[0][0] + HAND_BACK_S)
+        if due and not self._closed:
+            wait_s = max(0.0, min(due) - now_s)
+            self._timer = asyncio.get_running_loop().call_later(wait_s, self._on_time)
+
+    def _on_time(self) -> None:
+        self._timer = None
+        now_s = time.monotonic()
+        self._hand_back(now_s)
+        for number, leases in enumerate(self._leases):
+            due = leases.due(now_s)
+            if due:
+                for each in due:
+                    leases.not_answered(each.token, now_s)  # not twice while this is under way
+                self._spawn(self._extend(number, due[:MAX_JOBS]))
+        self._pump()
+
+    # -- the end ---------------------------------------------------------------------------------
+
+    async def _close(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._hand_back(time.monotonic(), everything=True)
+        await self._flushed()
+        held = {number for number, each in enumerate(self._leases) if len(each)}
+        for number in sorted({*held, *self._takes.parked}):
+            try:
+                await self._ask(number, EndWorker(worker=self.id), timeout_ms=_END_MS)
+            except RayQueueError as error:
+                _log.info("the leases of a worker of %s-%d end by their time: %s", self.name, number, error)
+        for task in list(self._tasks):
+            if task is not asyncio.current_task():
+                task.cancel()
+
+
+class _Countdown:
+    """Resolves a future once all of several endings are told; with the first error."""
+
+    __slots__ = ("_answer", "_error", "_left")
+
+    def __init__(self, left: int, answer: Any) -> None:
+        self._left = left
+        self._answer = answer
+        self._error: RayQueueError | None = None
+
+    def __call__(self, error: RayQueueError | None) -> None:
+        self._left -= 1
+        self._error = self._error or error
+        if not self._left and not self._answer.cancelled():
+            if self._error is None:
+                self._answer.set_result(None)
+            else:
+                self._answer.set_exception(self._error)

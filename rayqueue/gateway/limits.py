@@ -1,0 +1,121 @@
+"""Limits: how much one key, and one address, may ask for. No I/O; the clock is handed in.
+
+A bucket fills by its rate and holds one second's worth. Who takes more than is
+there goes into debt and is told when it will be paid, so that one large request
+passes and the next waits. Buckets and counts of callers that are not heard of
+are forgotten once they are full, respectively zero: a million addresses do not
+fill the memory.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from rayqueue.config import GatewaySettings
+from rayqueue.errors import RateLimitedError
+
+_MAX_KNOWN = 10_000
+
+
+class Bucket:
+    """Of one caller, for one thing."""
+
+    __slots__ = ("at_s", "left", "rate")
+
+    def __init__(self, rate: float, now_s: float) -> None:
+        self.rate = rate
+        self.left = rate
+        self.at_s = now_s
+
+    def take(self, amount: float, now_s: float) -> float:
+        """0 if it was taken; otherwise nothing was, and after so many seconds it may be asked for again."""
+        self.left = min(self.rate, self.left + (now_s - self.at_s) * self.rate)
+        self.at_s = now_s
+        if self.left <= 0:
+            return max(0.001, -self.left / self.rate)
+        self.left -= amount
+        return 0.0
+
+
+class Buckets:
+    """Of all callers, for one thing. The longest unheard of is forgotten, if it owes nothing."""
+
+    def __init__(self, what: str, rate: float, clock_s: Callable[[], float]) -> None:
+        self._what = what
+        self._rate = rate
+        self._clock_s = clock_s
+        self._known: OrderedDict[str, Bucket] = OrderedDict()
+
+    def take(self, who: str, amount: float = 1) -> None:
+        """``RateLimitedError`` if he has had his share."""
+        now_s = self._clock_s()
+        bucket = self._known.get(who)
+        if bucket is None:
+            bucket = self._known[who] = Bucket(self._rate, now_s)
+            if len(self._known) > _MAX_KNOWN:
+                self._known.popitem(last=False)
+        else:
+            self._known.move_to_end(who)
+        wait_s = bucket.take(amount, now_s)
+        if wait_s:
+            raise RateLimitedError(
+                f"more than {self._rate:g} {self._what} per second; come again in {wait_s:.3f} s",
+                retry_after_ms=int(wait_s * 1000) + 1,
+            )
+
+
+class Slots:
+    """What each caller has open at a time."""
+
+    def __init__(self, what: str, most: int) -> None:
+        self._what = what
+        self._most = most
+        self._held: dict[str, int] = {}
+
+    def take(self, who: str) -> None:
+        held = self._held.get(who, 0)
+        if held >= self._most:
+            raise RateLimitedError(
+                f"{held} {self._what} are open already, as many as one may have: close some first", retry_after_ms=1000
+            )
+        self._held[who] = held + 1
+
+    def release(self, who: str) -> None:
+        held = self._held.get(who, 0) - 1
+        if held > 0:
+            self._held[who] = held
+        else:
+            self._held.pop(who, None)
+
+    @contextmanager
+    def held(self, who: str) -> Iterator[None]:
+        self.take(who)
+        try:
+            yield
+        finally:
+            self.release(who)
+
+
+class Limits:
+    """Of one gateway, over all its listeners."""
+
+    def __init__(self, settings: GatewaySettings, clock_s: Callable[[], float]) -> None:
+        self._requests = Buckets("requests", settings.requests_per_s, clock_s)
+        self._bytes = Buckets("bytes", settings.bytes_per_s, clock_s)
+        self.streams = Slots("sessions and streams", settings.max_streams_per_caller)
+        self.connections = Slots("connections", settings.max_connections_per_source)
+
+    def arrived(self, source: str) -> None:
+        """A request from this address: before its key is looked at, so that guessing keys is limited, too."""
+        self._requests.take(f"from {source}")
+
+    def take(self, who: str, size_bytes: int) -> None:
+        """A request of this caller, with so many bytes."""
+        self._requests.take(who)
+        self._bytes.take(who, size_bytes)
+
+    def more(self, who: str, size_bytes: int) -> None:
+        """Another message in a stream of this caller."""
+        self._bytes.take(who, size_bytes)

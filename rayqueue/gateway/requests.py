@@ -1,0 +1,179 @@
+"""Requests: what makes an ``Idempotency-Key`` hold, whichever gateway is asked again.
+
+A request is known by the caller's key, the topic's id and the idempotency key.
+Before it is carried out it is claimed, by an event in a topic that all gateways
+follow: of two claims the first in the log counts, so of two gateways one carries
+it out. When it is done, its answer is written there, too, and is what everybody
+gets who asks again, for ``requests_kept_ms`` at least.
+
+A claim without an answer means that its gateway failed, or was failed, on the
+way: whether the records are written is not known, and nobody writes them again.
+A retry is told so (``RequestInProgressError`` while it may be under way,
+``OutcomeUnknownError`` later). An attempt that failed and has certainly written
+nothing is let go, so that a retry is carried out.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import secrets
+import time
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable
+
+import msgspec
+
+from rayqueue.client.handle import RayQueue
+from rayqueue.config import GatewaySettings
+from rayqueue.errors import (
+    InvalidInputError,
+    OutcomeUnknownError,
+    RayQueueError,
+    RequestConflictError,
+    RequestInProgressError,
+)
+from rayqueue.gateway.follower import Follower
+from rayqueue.protocol.topics import GATEWAY
+from rayqueue.records import Record
+
+_log = logging.getLogger(__name__)
+
+TOPIC = f"{GATEWAY}requests"
+MAX_KEY = 200
+
+
+class Claimed(msgspec.Struct, frozen=True, tag="claimed"):
+    request: bytes
+    contents: bytes
+    attempt: str
+
+
+class Answered(msgspec.Struct, frozen=True, tag="answered"):
+    request: bytes
+    attempt: str
+    answer: bytes
+
+
+class LetGo(msgspec.Struct, frozen=True, tag="let_go"):
+    """The attempt has failed, and written nothing."""
+
+    request: bytes
+    attempt: str
+
+
+Event = Claimed | Answered | LetGo
+_DECODER = msgspec.msgpack.Decoder(Event)
+
+
+class Known(msgspec.Struct):
+    contents: bytes
+    attempt: str
+    at_ms: int
+    answer: bytes | None = None
+
+
+class Ledger:
+    """What the log of requests means. No I/O."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._known: OrderedDict[bytes, Known] = OrderedDict()
+
+    def get(self, request: bytes) -> Known | None:
+        return self._known.get(request)
+
+    def apply(self, event: Event, at_ms: int) -> None:
+        known = self._known.get(event.request)
+        if isinstance(event, Claimed):
+            if known is None:
+                self._known[event.request] = Known(event.contents, event.attempt, at_ms)
+                if len(self._known) > self._most:
+                    self._known.popitem(last=False)
+        elif known is not None and known.attempt == event.attempt:
+            if isinstance(event, Answered):
+                known.answer = event.answer
+            elif known.answer is None:
+                del self._known[event.request]
+
+
+def request_id(caller: str, topic: str, topic_id: int, key: str) -> bytes:
+    """What an idempotency key is bound to: who uses it, and for which topic. One made again is another one."""
+    if not 0 < len(key) <= MAX_KEY or not key.isprintable():
+        raise InvalidInputError(f"an Idempotency-Key has 1 to {MAX_KEY} printable characters")
+    return hashlib.sha256(msgspec.msgpack.encode((caller, topic, topic_id, key))).digest()
+
+
+class Requests:
+    """Of one gateway. Follows the log from the first idempotent request on; until then it costs nothing."""
+
+    def __init__(self, rq: RayQueue, settings: GatewaySettings) -> None:
+        self._ledger = Ledger(settings.max_requests_kept)
+        self._most = settings.max_requests_kept
+        self._timeout_s = settings.request_timeout_ms / 1000
+        self._follower = Follower(
+            rq, TOPIC, self._apply, reset=self._forget, settings={"retention_ms": 2 * settings.requests_kept_ms}
+        )
+        self._started = False
+
+    def _forget(self) -> None:
+        self._ledger = Ledger(self._most)
+
+    def _apply(self, record: Record) -> None:
+        try:
+            self._ledger.apply(_DECODER.decode(record.value or b""), record.timestamp)
+        except msgspec.MsgspecError as error:
+            _log.error("%s: event %d cannot be read: %s", TOPIC, record.offset, error)
+
+    async def close(self) -> None:
+        await self._follower.close()
+
+    async def once(
+        self, request: bytes, contents: bytes, carry_out: Callable[[], Awaitable[bytes]]
+    ) -> tuple[bytes, bool]:
+        """The request's answer, and whether it was carried out before."""
+        if not self._started:
+            self._started = True
+            await self._follower.start()
+        digest = hashlib.sha256(contents).digest()
+        known = self._ledger.get(request)
+        if known is not None:
+            return self._again(known, digest), True
+        attempt = secrets.token_hex(8)
+        claimed = await self._append(Claimed(request, digest, attempt))
+        if not await self._follower.reached(claimed, self._timeout_s):
+            raise RequestInProgressError("requests cannot be looked up at the moment; nothing was written, ask again")
+        known = self._ledger.get(request)
+        if known is None:
+            raise RequestInProgressError("too many idempotent requests at once: this one was forgotten; ask again")
+        if known.attempt != attempt:
+            return self._again(known, digest), True
+        try:
+            answer = await carry_out()
+        except OutcomeUnknownError:
+            raise
+        except RayQueueError:
+            await self._append(LetGo(request, attempt))
+            raise
+        try:
+            await self._append(Answered(request, attempt, answer))
+        except RayQueueError as error:  # it is written; a retry will be told that this is not known
+            _log.warning("the answer to an idempotent request could not be kept: %s", error)
+        return answer, False
+
+    def _again(self, known: Known, contents: bytes) -> bytes:
+        if known.contents != contents:
+            raise RequestConflictError(
+                "this Idempotency-Key was used for another request; take a new key for a new request"
+            )
+        if known.answer is not None:
+            return known.answer
+        if time.time() * 1000 - known.at_ms < 2000 * self._timeout_s:
+            raise RequestInProgressError("the same request is being carried out; ask again in a moment")
+        raise OutcomeUnknownError(
+            "a request with this Idempotency-Key was begun and its gateway failed: its records may be written or not, "
+            "and are not written again; look for them, or take a new key"
+        )
+
+    async def _append(self, event: Event) -> int:
+        return await self._follower.append(msgspec.msgpack.encode(event))

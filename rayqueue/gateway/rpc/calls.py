@@ -1,0 +1,160 @@
+"""Calls: how every gRPC call is let in and how it ends. An interceptor, so that no method can be without it.
+
+A call's deadline is gRPC's own: when it passes, or the caller goes, the method
+is cancelled. Errors of ours are told with their details; what nobody foresaw is
+``INTERNAL`` without more words.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+import grpc.aio
+from google.protobuf.message import DecodeError
+
+from rayqueue.errors import InvalidInputError, PermissionDeniedError, RayQueueError, UnauthenticatedError
+from rayqueue.gateway.principals import Caller
+from rayqueue.gateway.rest.serving import shown_key
+from rayqueue.gateway.rpc.statuses import status_of
+
+_log = logging.getLogger(__name__)
+
+PUBLIC = ("/grpc.health.v1.Health/", "/grpc.reflection.")
+"""Need no key: they say what can be asked, nothing of the queue."""
+
+
+class Letting(grpc.aio.ServerInterceptor):
+    """Of one gateway."""
+
+    def __init__(self, gateway: Any) -> None:
+        self._gateway = gateway
+
+    async def intercept_service(self, continuation: Callable[[Any], Awaitable[Any]], handler_call_details: Any) -> Any:
+        handler = await continuation(handler_call_details)
+        if handler is None:
+            return None
+        method: str = handler_call_details.method
+        metadata = dict(handler_call_details.invocation_metadata or ())
+        calls = _Calls(self._gateway, method, token_of(metadata), handler.request_deserializer)
+        if handler.request_streaming and handler.response_streaming:
+            return _made(grpc.stream_stream_rpc_method_handler, handler, calls.streaming(handler.stream_stream))
+        if handler.response_streaming:
+            return _made(grpc.unary_stream_rpc_method_handler, handler, calls.streaming(handler.unary_stream))
+        if handler.request_streaming:
+            return _made(grpc.stream_unary_rpc_method_handler, handler, calls.unary(handler.stream_unary))
+        return _made(grpc.unary_unary_rpc_method_handler, handler, calls.unary(handler.unary_unary))
+
+
+def _made(make: Any, handler: Any, behaviour: Any) -> Any:
+    """The bytes of a request are looked at once its caller is let in."""
+    return make(behaviour, None, handler.response_serializer)
+
+
+def token_of(metadata: dict[str, Any]) -> str | None:
+    scheme, _, token = str(metadata.get("authorization", "")).partition(" ")
+    return token.strip() if scheme.lower() == "bearer" else metadata.get("x-api-key")
+
+
+@dataclass(frozen=True, slots=True)
+class Rpc:
+    """One call that was let in: what a method gets in place of gRPC's context."""
+
+    caller: Caller
+    who: str
+    """Whose share of bytes and streams it takes."""
+    context: Any
+
+
+class _Calls:
+    """One method, called by one caller."""
+
+    def __init__(self, gateway: Any, method: str, token: str | None, decode: Callable[[bytes], Any]) -> None:
+        self._gateway = gateway
+        self._method = method
+        self._token = token
+        self._decode = decode
+
+    def unary(self, behaviour: Any) -> Any:
+        async def call(request: Any, context: Any) -> Any:
+            return await self._ending(context, lambda: self._one(behaviour, request, context))
+
+        return call
+
+    def _decoded(self, request: Any) -> Any:
+        """A message, or a stream of them."""
+        if not isinstance(request, bytes):
+            return self._each_decoded(request)
+        try:
+            return self._decode(request)
+        except DecodeError as error:
+            raise InvalidInputError(f"these bytes are no message of {self._method}: {error}") from None
+
+    async def _each_decoded(self, requests: AsyncIterator[bytes]) -> AsyncIterator[Any]:
+        async for request in requests:
+            yield self._decoded(request)
+
+    async def _one(self, behaviour: Any, raw: Any, context: Any) -> Any:
+        caller, who = self._let_in(context, raw)
+        request = self._decoded(raw)
+        if caller is None:
+            return await behaviour(request, context)
+        most_s = (self._gateway.settings.request_timeout_ms + getattr(request, "wait_ms", 0)) / 1000
+        return await asyncio.wait_for(behaviour(request, Rpc(caller, who, context)), most_s)
+
+    def streaming(self, behaviour: Any) -> Any:
+        async def call(raw: Any, context: Any) -> Any:
+            async def all_of() -> None:
+                caller, who = self._let_in(context, raw)
+                request = self._decoded(raw)
+                if caller is not None:
+                    with self._gateway.limits.streams.held(who):
+                        await behaviour(request, Rpc(caller, who, context))
+                    return
+                answers = behaviour(request, context)
+                if hasattr(answers, "__aiter__"):
+                    async for answer in answers:
+                        await context.write(answer)
+                else:
+                    await answers
+
+            await self._ending(context, all_of)
+
+        return call
+
+    def _let_in(self, context: Any, request: Any) -> tuple[Caller | None, str]:
+        """None: everybody is."""
+        gateway = self._gateway
+        source = source_of(context.peer())
+        gateway.limits.arrived(source)
+        if self._method.startswith(PUBLIC):
+            return None, source
+        caller: Caller = gateway.keys.caller(self._token)
+        who = caller.key_id or f"open {source}"
+        gateway.limits.take(who, len(request) if isinstance(request, bytes) else 0)
+        return caller, who
+
+    async def _ending(self, context: Any, work: Callable[[], Awaitable[Any]]) -> Any:
+        try:
+            return await work()
+        except RayQueueError as error:
+            if self._gateway.keys.some and isinstance(error, UnauthenticatedError | PermissionDeniedError):
+                source = source_of(context.peer())
+                self._gateway.audit.refused(shown_key(self._token), self._method, error.code, source)
+            await context.abort_with_status(status_of(error))
+        except asyncio.TimeoutError:
+            await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "this was not done in time; it may still be")
+        except (grpc.aio.AbortError, asyncio.CancelledError):
+            raise
+        except Exception:  # noqa: BLE001  # a bug: the log has it, the caller is not told
+            _log.exception("%s has failed", self._method)
+            await context.abort(grpc.StatusCode.INTERNAL, "the gateway has failed; its log says why")
+
+
+def source_of(peer: str) -> str:
+    """The address of ``ipv4:127.0.0.1:4711``."""
+    return peer.partition(":")[2].rpartition(":")[0] or peer

@@ -1,0 +1,63 @@
+"""Messages: records and their columns between protobuf and operations."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from operator import attrgetter, methodcaller
+
+from rayqueue.client.producer.delivery import RecordMetadata
+from rayqueue.gateway.operations import Columns
+from rayqueue.gateway.rpc.v1 import common_pb2
+from rayqueue.gateway.sessions import Place
+from rayqueue.records import Record
+
+# Asked of every record of a batch: in C.
+_HAS_KEY = methodcaller("HasField", "key")
+_HAS_PARTITION = methodcaller("HasField", "partition")
+_HAS_TIMESTAMP = methodcaller("HasField", "timestamp_ms")
+_HEADERS = attrgetter("headers")
+_PRIORITY = attrgetter("priority")
+
+
+def columns_of(records: Sequence[common_pb2.NewRecord]) -> Columns:
+    """Columns that no record has are left out: nothing is done for them."""
+    made = Columns([each.value if each.HasField("value") else None for each in records])
+    if any(map(_HAS_KEY, records)):
+        made.keys = [each.key if each.HasField("key") else None for each in records]
+    if any(map(_HEADERS, records)):
+        made.headers = [tuple((header.name, header.value) for header in each.headers) for each in records]
+    if any(map(_PRIORITY, records)):
+        made.priorities = [each.priority for each in records]
+    if any(map(_HAS_PARTITION, records)):
+        made.partitions = [each.partition if each.HasField("partition") else None for each in records]
+    if any(map(_HAS_TIMESTAMP, records)):
+        made.timestamps_ms = [each.timestamp_ms if each.HasField("timestamp_ms") else None for each in records]
+    return made
+
+
+def written_of(written: Iterable[RecordMetadata]) -> list[common_pb2.Written]:
+    make = common_pb2.Written
+    return [make(partition=partition, offset=offset, timestamp_ms=at_ms) for _, partition, offset, at_ms in written]
+
+
+def records_of(records: Iterable[Record]) -> list[common_pb2.Record]:
+    make = common_pb2.Record
+    made = []
+    for each in records:
+        record = make(
+            topic=each.topic,
+            partition=each.partition,
+            offset=each.offset,
+            lane=each.lane,
+            timestamp_ms=each.timestamp,
+            value=each.value,
+            key=each.key,
+        )
+        if each.headers:
+            record.headers.extend(common_pb2.Header(name=name, value=value) for name, value in each.headers)
+        made.append(record)
+    return made
+
+
+def places_of(places: Iterable[common_pb2.Place]) -> list[Place]:
+    return [Place(each.topic, each.partition, each.offset, each.lane) for each in places]

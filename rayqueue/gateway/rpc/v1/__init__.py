@@ -1,0 +1,1 @@
+"""Stubs made from proto/ by scripts/protos. Do not edit."""

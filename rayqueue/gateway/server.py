@@ -1,0 +1,235 @@
+"""Gateway: the listeners, and everything that they share, in one event loop.
+
+``Gateway`` belongs to a loop; ``GatewayThread`` gives it one of its own. Neither
+knows Ray: a test runs them on a queue in memory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import logging
+import secrets
+import ssl
+import threading
+import time
+from contextlib import suppress
+from typing import Any
+
+import uvicorn
+
+from rayqueue.client.handle import RayQueue
+from rayqueue.config import GatewaySettings
+from rayqueue.errors import ConfigError, RayQueueError
+from rayqueue.gateway.audit import Audit
+from rayqueue.gateway.keys import KeyStore, KeyWatch
+from rayqueue.gateway.limits import Limits
+from rayqueue.gateway.operations import Operations
+from rayqueue.gateway.requests import Requests
+from rayqueue.gateway.rest.connections import protocol_of
+from rayqueue.gateway.rest.serving import make_app
+from rayqueue.gateway.rpc.serving import RpcServer
+from rayqueue.gateway.sessions import Sessions
+
+_log = logging.getLogger(__name__)
+
+_START_S = 30.0
+
+
+def is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def check_bind(settings: GatewaySettings, *, keys: bool) -> None:
+    """``ConfigError`` says what is missing before others than this machine may reach it."""
+    if is_loopback(settings.host):
+        return
+    missing = []
+    if settings.tls_cert_path is None:
+        missing.append("TLS (gateway.tls_cert_path and gateway.tls_key_path)")
+    if not keys:
+        missing.append("a key (`rayqueue keys create NAME --grant publish:topic:orders`)")
+    if missing:
+        raise ConfigError(
+            f"the gateway does not listen on {settings.host!r}, where others can reach it, without "
+            f"{' and '.join(missing)}; or let it listen on 127.0.0.1"
+        )
+
+
+class Gateway:
+    """From ``start`` to ``stop``."""
+
+    def __init__(self, rq: RayQueue, settings: GatewaySettings, *, gateway_id: str | None = None) -> None:
+        self.settings = settings
+        self.gateway_id = gateway_id or f"g{secrets.token_hex(4)}"
+        """Another one for each life of a gateway: sessions of an earlier one are gone."""
+        self.draining = False
+        self._rq = rq
+        self.limits = Limits(settings, time.monotonic)
+        self.keys = KeyWatch(rq, stale_s=settings.keys_stale_ms / 1000, open_without=is_loopback(settings.host))
+        self.audit = Audit(rq, self.gateway_id)
+        self._sessions = Sessions(rq, self.gateway_id, settings, self.limits.streams)
+        self._requests = Requests(rq, settings)
+        self.operations = Operations(
+            rq,
+            settings,
+            limits=self.limits,
+            sessions=self._sessions,
+            requests=self._requests,
+            audit=self.audit,
+            now_ms=lambda: int(time.time() * 1000),
+            again=self.keys.again,
+        )
+        self._http: uvicorn.Server | None = None
+        self._serving: asyncio.Task[None] | None = None
+        self._rpc = RpcServer(self)
+        self.rest_port = 0
+
+    async def start(self) -> None:
+        """``ConfigError`` if it would be open to others. Returns once it listens, and has read the keys."""
+        if not is_loopback(self.settings.host):
+            store = KeyStore(self._rq)
+            check_bind(self.settings, keys=len(await asyncio.to_thread(store.ring)) > 0)
+        await self.keys.start()
+        await self._sessions.start()
+        await self.audit.start()
+        await self.operations.start()
+        await self._start_rest()
+        await self._rpc.start()
+        deadline_s = time.monotonic() + _START_S
+        while not self.keys.ready and time.monotonic() < deadline_s:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+    async def _start_rest(self) -> None:
+        settings = self.settings
+        config = uvicorn.Config(
+            make_app(self),
+            host=settings.host,
+            port=settings.rest_port,
+            http=protocol_of(settings, self.limits.connections),
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            timeout_keep_alive=settings.idle_timeout_ms // 1000 or 1,
+            timeout_graceful_shutdown=settings.drain_timeout_ms // 1000 or 1,
+            ssl_certfile=settings.tls_cert_path,
+            ssl_keyfile=settings.tls_key_path,
+            ssl_version=ssl.PROTOCOL_TLS_SERVER,
+        )
+        server = self._http = uvicorn.Server(config)
+        self._serving = asyncio.get_running_loop().create_task(_serve(server))
+        deadline_s = time.monotonic() + _START_S
+        while not server.started:
+            if self._serving.done() or time.monotonic() > deadline_s:
+                raise ConfigError(f"REST cannot listen on {settings.host}:{settings.rest_port}: is the port taken?")
+            await asyncio.sleep(0.01)
+        self.rest_port = server.servers[0].sockets[0].getsockname()[1]
+
+    @property
+    def grpc_port(self) -> int:
+        return self._rpc.port
+
+    @property
+    def address(self) -> dict[str, Any]:
+        scheme = "https" if self.settings.tls_cert_path is not None else "http"
+        return {
+            "gateway": self.gateway_id,
+            "rest": f"{scheme}://{self.settings.host}:{self.rest_port}",
+            "grpc": f"{self.settings.host}:{self.grpc_port}",
+        }
+
+    async def stop(self) -> None:
+        """In good order: no new requests, those under way are answered, sessions leave their groups."""
+        self.draining = True
+        rpc = asyncio.ensure_future(self._rpc.stop())
+        if self._http is not None and self._serving is not None:
+            self._http.should_exit = True
+            with suppress(asyncio.CancelledError):
+                await self._serving
+        await rpc
+        for part in (self._sessions, self._requests, self.operations, self.audit, self.keys):
+            try:
+                await part.close()
+            except RayQueueError as error:
+                _log.warning("at the gateway's end: %s", error)
+
+
+async def _serve(server: uvicorn.Server) -> None:
+    """Without uvicorn's signal handlers: the process is not its own."""
+    try:
+        await server._serve()
+    except SystemExit:
+        _log.error("REST cannot listen")
+
+
+class GatewayThread:
+    """A gateway in a thread with an event loop of its own."""
+
+    def __init__(self, rq: RayQueue, settings: GatewaySettings, *, gateway_id: str | None = None) -> None:
+        self._rq = rq
+        self._settings = settings
+        self._gateway_id = gateway_id
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._stopping: asyncio.Event | None = None
+        self._started = threading.Event()
+        self._problem: BaseException | None = None
+        self._thread = threading.Thread(target=self._main, name="rayqueue gateway", daemon=True)
+        self.gateway: Gateway | None = None
+
+    def start(self) -> Gateway:
+        self._thread.start()
+        self._started.wait()
+        if self._problem is not None:
+            raise self._problem
+        assert self.gateway is not None  # noqa: S101  # or there is a problem
+        return self.gateway
+
+    def stop(self) -> None:
+        """Drained; may be repeated."""
+        if self._loop is not None and self._stopping is not None:
+            with suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(self._stopping.set)
+        self._thread.join(self._settings.drain_timeout_ms / 1000 * 3)
+
+    def __enter__(self) -> Gateway:
+        return self.start()
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def _main(self) -> None:
+        try:
+            import uvloop
+
+            loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
+        except ImportError:
+            loop = asyncio.new_event_loop()
+        asyncio.set_event_loop(loop)
+        try:
+            loop.run_until_complete(self._live())
+        except BaseException as error:  # noqa: BLE001  # told by start
+            self._problem = error
+        finally:
+            self._started.set()
+            loop.run_until_complete(loop.shutdown_asyncgens())
+            loop.close()
+
+    async def _live(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._stopping = asyncio.Event()
+        gateway = Gateway(self._rq, self._settings, gateway_id=self._gateway_id)
+        try:
+            await gateway.start()
+            self.gateway = gateway
+            self._started.set()
+            await self._stopping.wait()
+        finally:
+            await gateway.stop()

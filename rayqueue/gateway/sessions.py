@@ -1,0 +1,287 @@
+"""Sessions: consumers that a gateway holds for callers that cannot hold one themselves.
+
+Records are numbered as they are handed out: an answer's ``cursor`` is the number of
+its last one. Whoever shows the cursor that he has seen gets again what was handed
+out after it: an answer that is lost on its way loses no record, and what is
+acknowledged by a cursor was seen.
+
+A session is a member of a group. Its id is ``<gateway>.<random>``: it tells
+which gateway has it, and cannot be guessed; it also belongs to the key that
+opened it. It lives for as long as it is heard of; then it leaves its group, and
+what was not acknowledged is read by others.
+
+Tracked consumers are sessions without an id: a topic and the name of a consumer
+are enough, and positions are committed before records are handed out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import time
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+from rayqueue.client.handle import RayQueue
+from rayqueue.config import GatewaySettings
+from rayqueue.errors import (
+    InvalidInputError,
+    QueueFullError,
+    RateLimitedError,
+    RayQueueError,
+    SessionElsewhereError,
+    SessionGoneError,
+    StaleGenerationError,
+)
+from rayqueue.gateway.limits import Slots
+from rayqueue.gateway.principals import Caller
+from rayqueue.protocol.topics import TopicPartition
+from rayqueue.records import Record
+
+_log = logging.getLogger(__name__)
+
+MAX_UNACKED = 20_000
+_JOIN_S = 10.0
+_LOOK_EVERY_S = 0.5
+
+
+class Place(NamedTuple):
+    """A record, by where it is."""
+
+    topic: str
+    partition: int
+    offset: int
+    lane: int = 0
+
+
+class Session:
+    """One consumer, used by one request at a time."""
+
+    def __init__(self, session_id: str, owner: str, group: str, topics: Sequence[str], consumer: Any) -> None:
+        self.session_id = session_id
+        self.owner = owner
+        self.group = group
+        self.topics = tuple(topics)
+        self.timeout_s = 0.0
+        self.heard_s = 0.0
+        self.unacked: dict[Place, tuple[int, Record]] = {}
+        """With its number, in the order of these."""
+        self.cursor = 0
+        self._seen = True
+        self.lock = asyncio.Lock()
+        self.closed = False
+        self._consumer = consumer
+        self._joined = False
+
+    async def read(self, max_records: int, wait_ms: int, cursor: int | None) -> tuple[list[Record], int]:
+        """The next records, and the cursor behind them; those after ``cursor`` again, if that is what was seen last."""
+        if cursor is not None and cursor < self.cursor:
+            again = [each for each in self.unacked.values() if each[0] > cursor][:max_records]
+            if again:
+                return [record for _, record in again], again[-1][0]
+        elif cursor is not None and cursor > self.cursor:
+            raise InvalidInputError(f"this session has handed out {self.cursor} records: there is no cursor {cursor}")
+        if cursor is None and self.cursor:
+            self._seen = False  # he may have missed an answer, and nobody would know
+        return await self.poll(max_records, wait_ms), self.cursor
+
+    async def poll(self, max_records: int, wait_ms: int, *, remember: bool = True) -> list[Record]:
+        """The next records; [] if none came in time. The first call also waits for its share of the partitions."""
+        if remember and len(self.unacked) + max_records > MAX_UNACKED:
+            raise QueueFullError(f"{len(self.unacked)} records of this session are not acknowledged: ack some first")
+        if not self._joined:
+            deadline_s = time.monotonic() + _JOIN_S
+            found = await self._consumer.poll_async(max_records=max_records, timeout_ms=0)
+            while not found and not self._consumer.assignment() and time.monotonic() < deadline_s:
+                found = await self._consumer.poll_async(max_records=max_records, timeout_ms=50)
+            self._joined = True
+        else:
+            found = []
+        if not found:
+            found = await self._consumer.poll_async(max_records=max_records, timeout_ms=wait_ms)
+        if remember:
+            for number, each in enumerate(found, self.cursor + 1):
+                self.unacked[Place(each.topic, each.partition, each.offset, each.lane)] = number, each
+            self.cursor += len(found)
+        return list(found)
+
+    async def ack_through(self, cursor: int) -> int:
+        """All that were handed out up to this cursor are done."""
+        if not self._seen:
+            raise InvalidInputError(
+                "a read of this session did not say which cursor was seen, so some may have been missed: name the "
+                "records that are done, or give cursor= with every read after the first"
+            )
+        if not 0 <= cursor <= self.cursor:
+            raise InvalidInputError(f"this session has handed out {self.cursor} records: there is no cursor {cursor}")
+        return await self.ack([place for place, (number, _) in self.unacked.items() if number <= cursor])
+
+    async def ack(self, places: Iterable[Place]) -> int:
+        """These records are done; on the disks of a majority once this returns.
+
+        ``InvalidInputError`` for one that was not handed out; ``StaleGenerationError`` if a partition went to another.
+        """
+        wanted = list(places)
+        for place in wanted:
+            if place not in self.unacked:
+                raise InvalidInputError(
+                    f"{place.topic}-{place.partition} offset {place.offset} lane {place.lane} was not handed out by "
+                    "this session, or is acknowledged already",
+                    **place._asdict(),
+                )
+        for place in wanted:
+            self._consumer.ack(
+                Record(place.offset, 0, None, None, lane=place.lane, topic=place.topic, partition=place.partition)
+            )
+        try:
+            await self._consumer.commit_async()
+        except StaleGenerationError:
+            mine = self._consumer.assignment()
+            lost = [place for place in self.unacked if TopicPartition(place.topic, place.partition) not in mine]
+            for place in lost:
+                del self.unacked[place]
+            raise
+        for place in wanted:
+            self.unacked.pop(place, None)
+        return len(wanted)
+
+    def assignment(self) -> list[tuple[str, int]]:
+        return sorted((each.topic, each.partition) for each in self._consumer.assignment())
+
+    def wakeup(self) -> None:
+        self._consumer.wakeup()
+
+    async def close(self) -> None:
+        self.closed = True
+        with suppress(RayQueueError):
+            await self._consumer.close_async()
+
+
+class Sessions:
+    """All of one gateway. Belongs to its event loop."""
+
+    def __init__(
+        self,
+        rq: RayQueue,
+        gateway_id: str,
+        settings: GatewaySettings,
+        streams: Slots,
+        clock_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._rq = rq
+        self.gateway_id = gateway_id
+        self._settings = settings
+        self._streams = streams
+        self._clock_s = clock_s
+        self._known: dict[str, Session] = {}
+        self._opening: dict[str, asyncio.Task[Session]] = {}
+        self._task: asyncio.Task[None] | None = None
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    async def start(self) -> None:
+        self._task = asyncio.get_running_loop().create_task(self._expire())
+
+    async def close(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+        for session in list(self._known.values()):
+            session.wakeup()
+        await asyncio.gather(*(self._end(each) for each in list(self._known.values())), return_exceptions=True)
+
+    # -- sessions that a caller opens -----------------------------------------------------------
+
+    async def open(
+        self, caller: Caller, group: str, topics: Sequence[str], *, start: str, timeout_ms: int | None
+    ) -> Session:
+        session_id = f"{self.gateway_id}.{secrets.token_urlsafe(18)}"
+        timeout_s = (timeout_ms or self._settings.session_timeout_ms) / 1000
+        return await self._open(
+            session_id, caller, group, topics, timeout_s, start=start, ack="record", auto_commit=False
+        )
+
+    def find(self, caller: Caller, session_id: str) -> Session:
+        """It is heard of by this. ``SessionGoneError``, ``SessionElsewhereError``."""
+        session = self._known.get(session_id)
+        if session is None or session.closed or session.owner != caller.name or "/" in session_id:
+            gateway = session_id.partition(".")[0]
+            if gateway != self.gateway_id and session_id.count(".") == 1:
+                raise SessionElsewhereError(
+                    f"this session belongs to gateway {gateway!r}, and this one is {self.gateway_id!r}: send its "
+                    "requests there, or open a new session here",
+                    gateway=gateway,
+                )
+            raise SessionGoneError(
+                "there is no such session (any more): it expired, was closed, or its gateway was started anew; open a "
+                "new one, and what was not acknowledged is read again"
+            )
+        session.heard_s = self._clock_s()
+        return session
+
+    async def end(self, caller: Caller, session_id: str) -> None:
+        await self._end(self.find(caller, session_id))
+
+    # -- consumers that are tracked by their names ---------------------------------------------
+
+    async def tracked(self, caller: Caller, topic: str, consumer_id: str) -> Session:
+        """The session of this consumer, which is opened if need be. Two requests at once share one."""
+        name = f"{caller.name}/{topic}/{consumer_id}"
+        session = self._known.get(name)
+        if session is None or session.closed:
+            opening = self._opening.get(name)
+            if opening is None:
+                work = self._open(
+                    name,
+                    caller,
+                    consumer_id,
+                    [topic],
+                    self._settings.session_timeout_ms / 1000,
+                    start="earliest",
+                    delivery="at_most_once",
+                )
+                opening = self._opening[name] = asyncio.get_running_loop().create_task(work)
+                opening.add_done_callback(lambda _: self._opening.pop(name, None))
+            session = await asyncio.shield(opening)
+        session.heard_s = self._clock_s()
+        return session
+
+    # -- within ---------------------------------------------------------------------------------
+
+    async def _open(
+        self, session_id: str, caller: Caller, group: str, topics: Sequence[str], timeout_s: float, **options: Any
+    ) -> Session:
+        if len(self._known) >= self._settings.max_sessions:
+            raise RateLimitedError(
+                f"this gateway holds {len(self._known)} sessions already, as many as it may", retry_after_ms=1000
+            )
+        self._streams.take(caller.name)
+        try:
+            consumer = await self._rq.consumer_async(
+                *topics, group=group, client=f"gateway-{self.gateway_id}", on_corrupt="skip", **options
+            )
+        except BaseException:
+            self._streams.release(caller.name)
+            raise
+        session = self._known[session_id] = Session(session_id, caller.name, group, topics, consumer)
+        session.timeout_s = timeout_s
+        session.heard_s = self._clock_s()
+        return session
+
+    async def _end(self, session: Session) -> None:
+        if self._known.pop(session.session_id, None) is not None:
+            self._streams.release(session.owner)
+            await session.close()
+
+    async def _expire(self) -> None:
+        while True:
+            await asyncio.sleep(_LOOK_EVERY_S)
+            now_s = self._clock_s()
+            # Of one that is locked a request is being answered: it is heard of.
+            late = [each for each in self._known.values() if now_s - each.heard_s > each.timeout_s]
+            ending = [each for each in late if not each.lock.locked()]
+            for session in ending:
+                _log.info("session of group %s is not heard of any more, and leaves it", session.group)
+            await asyncio.gather(*map(self._end, ending), return_exceptions=True)

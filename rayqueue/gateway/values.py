@@ -1,0 +1,216 @@
+"""Values: records as JSON has them, in both directions.
+
+A value comes in one of three forms: ``value``, any JSON, which is stored as its
+JSON text; ``text``, which is stored as UTF-8; ``base64``, any bytes. It goes out
+in one of the same three: the one that is asked for, or the first that fits.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any, Literal, TypeVar
+
+import msgspec
+from msgspec import UNSET, Meta, Raw, Struct, UnsetType
+
+from rayqueue.errors import InvalidInputError
+from rayqueue.gateway.operations import MAX_RECORDS, Columns
+from rayqueue.protocol.topics import MAX_NAME
+from rayqueue.records import Headers, Record
+
+Form = Literal["auto", "json", "text", "base64"]
+Int64 = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+Int32 = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+Base64 = Annotated[str, Meta(extra_json_schema={"contentEncoding": "base64"})]
+Name = Annotated[str, Meta(min_length=1, max_length=MAX_NAME, pattern="^[A-Za-z0-9][A-Za-z0-9._-]*$")]
+
+_T = TypeVar("_T")
+
+_STRINGS = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
+_NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
+_SQUARE = bytes.maketrans(b"{}", b"[]")
+
+
+class RecordIn(Struct, forbid_unknown_fields=True, gc=False):
+    """A record to be published. Of ``value``, ``text`` and ``base64`` one is given; none: a record without a value."""
+
+    value: Raw | UnsetType = UNSET
+    text: str | UnsetType = UNSET
+    base64: Base64 | UnsetType = UNSET
+    key: str | None = None
+    key_base64: Base64 | None = None
+    headers: dict[str, str] | None = None
+    headers_base64: dict[str, Base64] | None = None
+    priority: Annotated[int, Meta(ge=0, le=254)] = 0
+    partition: Int32 | None = None
+    timestamp_ms: Annotated[int, Meta(ge=0, le=2**53)] | None = None
+
+
+class Publish(Struct, forbid_unknown_fields=True):
+    """Records to be published: those of one partition and priority in this order."""
+
+    records: Annotated[list[RecordIn], Meta(min_length=1, max_length=MAX_RECORDS)]
+
+
+class RecordOut(Struct, omit_defaults=True, gc=False):
+    """A record. Its value is in ``value`` (JSON), ``text`` or ``base64``; in none of them if it has none."""
+
+    topic: str
+    partition: int
+    offset: int
+    lane: int
+    timestamp_ms: int
+    value: Raw | UnsetType = UNSET
+    text: str | UnsetType = UNSET
+    base64: str | UnsetType = UNSET
+    key: str | UnsetType = UNSET
+    key_base64: str | UnsetType = UNSET
+    headers: dict[str, str] | UnsetType = UNSET
+    headers_base64: dict[str, str] | UnsetType = UNSET
+
+
+def columns_of(records: Sequence[RecordIn], max_depth: int) -> Columns:
+    """``InvalidInputError`` names the record that cannot be."""
+    values = _column(records, lambda each: _value(each, max_depth))
+    keys = headers = None
+    if any(each.key is not None or each.key_base64 is not None for each in records):
+        keys = _column(records, _key)
+    if any(each.headers or each.headers_base64 for each in records):
+        headers = _column(records, _headers)
+    timed = any(each.timestamp_ms is not None for each in records)
+    placed = any(each.partition is not None for each in records)
+    return Columns(
+        values,
+        keys,
+        headers,
+        [each.timestamp_ms for each in records] if timed else None,
+        [each.priority for each in records] if any(each.priority for each in records) else None,
+        [each.partition for each in records] if placed else None,
+    )
+
+
+def _column(records: Sequence[RecordIn], of: Callable[[RecordIn], _T]) -> list[_T]:
+    made: list[_T] = []
+    try:
+        for record in records:
+            made.append(of(record))  # noqa: PERF401  # so that it is known which one is wrong
+    except InvalidInputError as error:
+        raise InvalidInputError(f"record {len(made)}: {error}", record=len(made)) from None
+    return made
+
+
+def _value(record: RecordIn, max_depth: int) -> bytes | None:
+    value, text, encoded = record.value, record.text, record.base64
+    if (value is not UNSET) + (text is not UNSET) + (encoded is not UNSET) > 1:
+        raise InvalidInputError("a record has one of value, text and base64")
+    if isinstance(value, Raw):
+        raw = bytes(value)
+        if raw.count(b"[") + raw.count(b"{") > max_depth and depth_of(raw, max_depth + 1) > max_depth:
+            raise InvalidInputError(f"its JSON is nested deeper than {max_depth}")
+        return raw
+    if isinstance(text, str):
+        return utf8(text)
+    return from_base64(encoded) if isinstance(encoded, str) else None
+
+
+def _key(record: RecordIn) -> bytes | None:
+    if record.key_base64 is not None:
+        if record.key is not None:
+            raise InvalidInputError("a record has one of key and key_base64")
+        return from_base64(record.key_base64)
+    return None if record.key is None else utf8(record.key)
+
+
+def _headers(record: RecordIn) -> Headers:
+    text = tuple((utf8(name).decode(), utf8(value)) for name, value in (record.headers or {}).items())
+    coded = tuple((utf8(name).decode(), from_base64(value)) for name, value in (record.headers_base64 or {}).items())
+    return text + coded
+
+
+def utf8(text: str) -> bytes:
+    try:
+        return text.encode()
+    except UnicodeEncodeError:
+        raise InvalidInputError("a text has half of a surrogate pair, which no UTF-8 has") from None
+
+
+def from_base64(text: str) -> bytes:
+    try:
+        return base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError):
+        raise InvalidInputError("base64 is wrong: the standard alphabet, with its padding") from None
+
+
+def depth_of(text: bytes, most: int) -> int:
+    """How deep JSON is nested, up to ``most``. Each round takes the innermost brackets away, in C."""
+    brackets = _STRINGS.sub(b"", text).translate(_SQUARE, _NOT_BRACKETS)
+    depth = 0
+    while brackets and depth < most:
+        depth += 1
+        fewer = brackets.replace(b"[]", b"")
+        if len(fewer) == len(brackets):
+            break  # not JSON; its decoder says so
+        brackets = fewer
+    return depth
+
+
+# -- out ------------------------------------------------------------------------------------------
+
+
+def shown(record: Record, form: Form) -> RecordOut:
+    made = RecordOut(record.topic, record.partition, record.offset, record.lane, record.timestamp)
+    if record.value is not None:
+        _show_value(made, record.value, form)
+    if record.key is not None:
+        try:
+            made.key = record.key.decode()
+        except UnicodeDecodeError:
+            made.key_base64 = _coded(record.key)
+    if record.headers:
+        _show_headers(made, record.headers)
+    return made
+
+
+def _show_value(made: RecordOut, value: bytes, form: Form) -> None:
+    if form == "base64":
+        made.base64 = _coded(value)
+        return
+    try:
+        text = value.decode()
+    except UnicodeDecodeError:
+        made.base64 = _coded(value)
+        return
+    if form != "text" and is_json(value):
+        made.value = Raw(value)
+    else:
+        made.text = text
+
+
+def _show_headers(made: RecordOut, headers: Headers) -> None:
+    """As an object: of a name that is there twice, the last."""
+    text: dict[str, str] = {}
+    coded: dict[str, str] = {}
+    for name, value in headers:
+        try:
+            text[name] = value.decode()
+        except UnicodeDecodeError:
+            coded[name] = _coded(value)
+    if text:
+        made.headers = text
+    if coded:
+        made.headers_base64 = coded
+
+
+def is_json(value: bytes) -> bool:
+    try:
+        msgspec.json.decode(value, type=Any)
+    except (msgspec.DecodeError, RecursionError):
+        return False
+    return True
+
+
+def _coded(value: bytes) -> str:
+    return base64.b64encode(value).decode()

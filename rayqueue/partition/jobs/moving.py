@@ -1,0 +1,87 @@
+"""Moving: jobs that wait for long are appended again, so that the log before them can be trimmed.
+
+The leader looks whether little of what is retained is still needed. If so it
+proposes a control batch with the oldest jobs that have rows, or are leased; each
+record says which job it is, and brings the reasons of its failures along.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import msgspec
+
+from rayqueue.log.store import Snapshot
+from rayqueue.partition.jobs.queue import MOVED_HEADER, JobQueue, Moved
+from rayqueue.partition.jobs.reading import batches_of, jobs_of, texts_of
+from rayqueue.partition.jobs.rows import Note, State
+from rayqueue.partition.jobs.runs import Part
+from rayqueue.protocol.jobs import Job
+from rayqueue.records import RecordBatch
+
+MOVED_AT_ONCE = 500
+MAX_WASTE = 4
+"""So many records may be retained for each job that is not done."""
+SLACK = 1000
+"""And so many more."""
+
+_encode = msgspec.msgpack.Encoder().encode
+
+
+class Planned(NamedTuple):
+    """A job that is to be moved, as it is now."""
+
+    id: int
+    place: int
+    token: int
+    lane: int
+    notes: tuple[Note, ...]
+
+
+def wasteful(queue: JobQueue, end: int) -> bool:
+    """Whether much more is retained than is needed."""
+    counts = queue.counts
+    needed = counts.ready + counts.leased + counts.delayed + counts.dead
+    return end - queue.first_place(end) > MAX_WASTE * needed + SLACK
+
+
+def plan_move(queue: JobQueue, count: int, end: int) -> list[Planned]:
+    """The jobs with the lowest places, in the first half of what is retained. None, if jobs that nobody has had yet
+    are before them: those are not moved."""
+    first = queue.first_place(end)
+    below = min([first + (end - first + 1) // 2, *(front.start for front in queue.frontiers.values() if front.count)])
+    planned: list[Planned] = []
+    for place, job_id in queue.places.lowest(count, below):
+        row = queue.rows.get(job_id)
+        if row is not None and row.state != State.CANCELLED:
+            planned.append(Planned(job_id, place, row.token, row.lane, row.notes))
+    for lease in queue.leases.holding():
+        for start, length, lane in lease.runs:
+            stop = min(start + length, below, start + count)
+            planned += [Planned(job_id, job_id, lease.token, lane, ()) for job_id in range(start, stop)]
+    return sorted(planned, key=lambda each: each.place)[:count]
+
+
+def move_batch(snapshot: Snapshot, planned: list[Planned], max_bytes: int) -> bytes | None:
+    """The entry that moves them, as many as fit. In any thread."""
+    parts = [Part(each.id, 1, each.place, 0, 0, False) for each in planned]
+    jobs = jobs_of(batches_of(snapshot, parts), parts)
+    chosen: list[Job] = []
+    headers: list[list[tuple[str, bytes]]] = []
+    for job, each in zip(jobs, planned, strict=True):
+        moved = _encode(Moved(each.id, each.place, each.token, texts_of(snapshot, each.notes)))
+        max_bytes -= len(job.value or b"") + len(job.key or b"") + len(moved) + 256
+        max_bytes -= sum([len(name) + len(value) for name, value in job.headers])
+        if max_bytes < 0 and chosen:
+            break
+        chosen.append(job)
+        headers.append([*job.headers, (MOVED_HEADER, moved)])
+    if not chosen:
+        return None
+    return RecordBatch.encode(
+        [job.value for job in chosen],
+        [job.key for job in chosen],
+        headers,
+        timestamps=[job.timestamp for job in chosen],
+        control=True,
+    )

@@ -1,0 +1,199 @@
+"""A client of one partition: the connections and routes that producers and consumers use, one step at a time.
+
+For tests that must see every answer, or ask one replica in particular. Appending
+through it is what an idempotent producer does: find the leader, keep a few
+batches in flight, send what failed again with the same producer id, epoch and
+sequence, for as long as the error says that this may help.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
+from itertools import islice
+from random import Random
+from typing import Any, TypeVar
+
+from rayqueue.client.io import IoThread
+from rayqueue.config import MIB, Settings
+from rayqueue.errors import OutcomeUnknownError, RayQueueError, TransportError
+from rayqueue.ids import Offset, ReplicaId
+from rayqueue.net.backoff import Retry
+from rayqueue.net.channel import Channel
+from rayqueue.net.directory import Directory
+from rayqueue.net.replicas import Replicas
+from rayqueue.net.requests import request
+from rayqueue.net.route import GroupRoute
+from rayqueue.partition import Appended, Fetched
+from rayqueue.protocol import data
+from rayqueue.protocol.calls import Call
+from rayqueue.protocol.data import ANY_LANE, READ_FOLLOWER, Cursor, FetchAnswer, FetchRequest
+from rayqueue.records import BatchHeader
+from rayqueue.testing.load import LoadReport, drive
+
+CALL_TIMEOUT_S = 15.0
+_PROGRESS_TIMEOUT_S = 30.0
+_READ_BYTES = 4 * MIB
+
+_T = TypeVar("_T")
+
+
+class PartitionClient:
+    """Methods block, and may be called by any thread but the one of the connections.
+
+    With ``via`` a method asks this very replica, once. Without, it asks whoever leads, and again if the error says
+    that this may help; a batch without a producer id is not repeated if it may have been written.
+    """
+
+    def __init__(self, group_id: str, nodes: Iterable[ReplicaId], directory: Directory, settings: Settings) -> None:
+        self._group_id = group_id
+        self._directory = directory
+        self._settings = settings
+        self._rng = Random()  # noqa: S311  # jitter
+        self._io = IoThread.shared()
+        self._connect(nodes)
+
+    def _connect(self, nodes: Iterable[ReplicaId]) -> None:
+        nodes = tuple(nodes)
+        self._route = GroupRoute(self._group_id, nodes, self._directory, self._settings)
+        self._replicas = Replicas(self._group_id, nodes, self._directory, self._settings)
+
+    def set_replicas(self, nodes: Iterable[ReplicaId]) -> None:
+        """The group consists of others now. Who is told that the old route is closed finds the new one."""
+        old = self._route, self._replicas
+        self._connect(nodes)
+        self._hang_up(*old)
+
+    def close(self) -> None:
+        self._hang_up(self._route, self._replicas)
+
+    def _hang_up(self, route: GroupRoute, replicas: Replicas) -> None:
+        self._io.loop.call_soon_threadsafe(route.close)
+        self._io.loop.call_soon_threadsafe(replicas.close)
+
+    # -- writing --------------------------------------------------------------------------
+
+    def append(self, batch: bytes, *, via: ReplicaId | None = None, timeout_s: float = CALL_TIMEOUT_S) -> Appended:
+        """Append a batch; returns once a majority has it on disk."""
+        if via is None:
+            return next(self.append_each([batch], timeout_s=timeout_s))
+        return _at_offset(self._run(self._at(via, lambda channel: channel.append(batch)), timeout_s))
+
+    def append_each(
+        self, batches: Iterable[bytes], *, in_flight: int = 1, timeout_s: float = _PROGRESS_TIMEOUT_S
+    ) -> Iterator[Appended]:
+        """Append by whoever leads, at most ``in_flight`` unanswered at a time; answers come in order.
+
+        What failed is sent again, with all that was sent after it. ``timeout_s`` bounds the time without any progress.
+        """
+        source = iter(batches)
+        window = _Window()
+        while True:
+            window.batches.extend(islice(source, in_flight - len(window.batches)))
+            if not window.batches:
+                return
+            idempotent = BatchHeader.parse(window.batches[0]).producer_id != 0
+            answer = self._run(self._led(window.first_answer, timeout_s, idempotent=idempotent), timeout_s)
+            window.batches.popleft()
+            yield _at_offset(answer)
+
+    def load(self, batch: bytes, count: int, in_flight: int, *, timeout_s: float = 600.0) -> LoadReport:
+        """Append the batch so many times by whoever leads now, and measure (``rayqueue.testing.load``)."""
+
+        async def work() -> LoadReport:
+            return await drive(await self._route.leader(), batch, count, in_flight)
+
+        return self._run(work(), timeout_s)
+
+    # -- reading --------------------------------------------------------------------------
+
+    def fetch(
+        self,
+        offset: int,
+        max_bytes: int = MIB,
+        *,
+        via: ReplicaId | None = None,
+        max_wait_ms: int = 0,
+        lane: int = ANY_LANE,
+    ) -> FetchAnswer:
+        """Batches from ``offset`` on; waits for the first one if it is told to. A follower may have fewer."""
+        flags = 0 if via is None else READ_FOLLOWER
+        request = FetchRequest((Cursor(lane, offset),), max_bytes, max_wait_ms, flags)
+        return self._ask(via, lambda channel: channel.fetch(request), max_wait_ms / 1000 + CALL_TIMEOUT_S)
+
+    def read_log(self, offset: int = 0, *, via: ReplicaId | None = None) -> list[Fetched]:
+        """Everything from ``offset`` to the high watermark."""
+        found: list[Fetched] = []
+        end = offset + 1
+        while offset < end:
+            answer = self.fetch(offset, _READ_BYTES, via=via, max_wait_ms=1000)
+            end = answer.high_watermark
+            found += [Fetched(Offset(base), count, bytes(payload)) for base, count, payload in answer.batches]
+            if answer.batches:
+                offset = found[-1].base_offset + found[-1].count
+        return found
+
+    def call(self, call: Call, *, via: ReplicaId | None = None, timeout_s: float = CALL_TIMEOUT_S) -> Any:
+        """Any of ``rayqueue.protocol.calls`` that a partition answers. All of them may be repeated."""
+        return self._ask(via, lambda channel: channel.call(call), timeout_s)
+
+    # -- the way there --------------------------------------------------------------------
+
+    def _ask(self, via: ReplicaId | None, ask: Callable[[Channel], Awaitable[_T]], timeout_s: float) -> _T:
+        return self._run(self._led(ask, timeout_s) if via is None else self._at(via, ask), timeout_s)
+
+    def _run(self, work: Coroutine[Any, Any, _T], timeout_s: float) -> _T:
+        async def in_time() -> _T:
+            try:
+                return await asyncio.wait_for(work, timeout_s)
+            except asyncio.TimeoutError:
+                raise OutcomeUnknownError(f"no answer of {self._group_id} within {timeout_s} s") from None
+
+        return self._io.call(in_time())
+
+    async def _at(self, node: ReplicaId, ask: Callable[[Channel], Awaitable[_T]]) -> _T:
+        return await ask(await self._replicas.channel(node))
+
+    async def _led(self, ask: Callable[[Channel], Awaitable[_T]], timeout_s: float, *, idempotent: bool = True) -> _T:
+        async def attempt(route: GroupRoute) -> _T:
+            return await ask(await route.leader())
+
+        now_s = asyncio.get_running_loop().time()
+        retry = Retry(self._settings.client, self._rng, now_s, idempotent=idempotent)
+        retry.deadline_s = now_s + timeout_s
+        return await request(self._way, attempt, retry)
+
+    async def _way(self) -> GroupRoute:
+        return self._route
+
+
+def _at_offset(answer: data.Appended) -> Appended:
+    if answer.base_offset is None:
+        raise TransportError("a majority has the batch, and its offset is not told")
+    return Appended(Offset(answer.base_offset), answer.count, answer.duplicate)
+
+
+class _Window:
+    """Batches that are not acknowledged, and the attempts at the first of them, all over one connection."""
+
+    def __init__(self) -> None:
+        self.batches: deque[bytes] = deque()
+        self._sent: deque[asyncio.Future[data.Appended]] = deque()
+        self._channel: Channel | None = None
+
+    async def first_answer(self, leader: Channel) -> data.Appended:
+        """An error ends all attempts: the next one sends all of them again, in order."""
+        if not self._sent or self._channel is None:
+            self._channel = leader
+        channel = self._channel
+        self._sent.extend(channel.append(batch) for batch in islice(self.batches, len(self._sent), None))
+        try:
+            answer = await asyncio.shield(self._sent[0])
+        except RayQueueError:
+            for attempt in self._sent:
+                attempt.cancel()
+            self._sent.clear()
+            raise
+        self._sent.popleft()
+        return answer

@@ -1,0 +1,86 @@
+"""Disks that rot and disks that are restored, under load: what is wrong is found, rebuilt, and nothing is lost."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+from pathlib import Path
+
+import pytest
+import ray
+
+import rayqueue
+from rayqueue.actors.names import actor_name
+from rayqueue.config import Settings
+from rayqueue.ids import ReplicaId
+from rayqueue.log.lmdb_file import DATA_FILE
+from rayqueue.testing import wait_for
+from tests.chaos.test_replacement import PATIENCE_S, group_of, killed, only, read_back, traffic, whole
+from tests.integration.ray_clusters import ray_cluster
+
+pytestmark = pytest.mark.timeout(300)
+
+COLD = b"written first, and read by nobody"
+
+
+def flip(file: Path) -> None:
+    """One bit of each copy that LMDB's file has of a cold record."""
+    data = file.read_bytes()
+    with file.open("r+b") as writing:
+        at = data.find(COLD)
+        assert at >= 0
+        while at >= 0:
+            writing.seek(at + 3)
+            writing.write(bytes([data[at + 3] ^ 1]))
+            at = data.find(COLD, at + 1)
+
+
+def test_a_flipped_bit_in_cold_data_and_a_restored_disk_beside_a_killed_leader(tmp_path: Path) -> None:
+    scrub = {"scrub_bytes_per_second": 50 << 20, "scrub_every_ms": 500}
+    with ray_cluster("b1", "b2", "b3"):
+        rq = rayqueue.connect(settings=Settings(data_dir=tmp_path, log=scrub))
+        rq.create_topic("orders", replication=3)
+        rq.create_topic("cold", replication=3)
+        with rq.producer() as producer:
+            producer.send("cold", COLD).result(timeout_ms=60_000)
+        wait_for(lambda: whole(rq), "the topic", PATIENCE_S)
+
+        def cold_nodes() -> dict[str, str]:
+            return {each.node: each.role for each in rq.topic("cold").partitions[0].replicas}
+
+        with traffic(rq) as sending:
+            # One bit flips on the disk of a follower, in what nobody reads.
+            victim = wait_for(
+                lambda: next((node for node, role in cold_nodes().items() if role == "follower"), None), "a follower"
+            )
+            cold_group = rq.io.call(rq.routes.topic("cold")).partitions[0].group_id
+            (path,) = tmp_path.rglob(f"{cold_group}/{victim}")
+            wait_for(lambda: COLD in (path / DATA_FILE).read_bytes(), "the record to be in LMDB's file", PATIENCE_S)
+            flip(path / DATA_FILE)
+            wait_for(lambda: victim not in cold_nodes(), "the scrub to find it, and another in its place", PATIENCE_S)
+            wait_for(lambda: rq.topic("cold").partitions[0].in_sync == 3, "the new one to be in sync", PATIENCE_S)
+
+            # A follower's disk is replaced by an older copy, and its leader is killed at the same time.
+            victim = next(each.node for each in only(rq).replicas if each.role == "follower")
+            with killed(tmp_path, group_of(rq), victim) as path:
+                copy = path.with_name("copy")
+                shutil.copytree(path, copy)
+            acked = len(sending.acked)
+            wait_for(lambda: len(sending.acked) > acked + 200, "records that the copy does not have", PATIENCE_S)
+            wait_for(lambda: whole(rq), "it to have them", PATIENCE_S)
+            leader = next(each.node for each in only(rq).replicas if each.role == "leader")
+            process = ray.get(ray.get_actor(actor_name(group_of(rq), ReplicaId(leader)), "rayqueue").process.remote())
+            with killed(tmp_path, group_of(rq), victim) as path:
+                os.kill(process.pid, signal.SIGKILL)
+                path.rename(path.with_name("newer"))
+                copy.rename(path)
+            shutil.rmtree(path.with_name("newer"))
+            acked = len(sending.acked)
+            wait_for(lambda: len(sending.acked) > acked + 100, "acknowledgements", PATIENCE_S)
+            wait_for(lambda: only(rq).in_sync == 3, "three replicas in sync", PATIENCE_S)
+        found = read_back(rq, len(sending.acked))
+        assert found == sorted(found), "in order"
+        assert set(sending.acked) <= set(found), "nothing acknowledged is lost"
+        assert len(set(found)) == len(found), "nothing is doubled"
+        rq.shutdown()

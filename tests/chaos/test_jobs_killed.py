@@ -1,0 +1,124 @@
+"""Jobs while workers, leaders and a node are killed: each is done, each is acknowledged once, and what always fails is
+a dead letter with the right count.
+
+    RAYQUEUE_CHAOS_JOBS=100000 python -m pytest tests/chaos/test_jobs_killed.py
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+
+import rayqueue
+from rayqueue.client.handle import RayQueue
+from rayqueue.errors import LeaseLostError, RayQueueError
+from rayqueue.testing import wait_for
+from tests.integration.consumers import leader_pid
+from tests.integration.ray_clusters import ray_cluster
+
+JOBS = int(os.environ.get("RAYQUEUE_CHAOS_JOBS", "3000"))
+POISON_EVERY = 100
+MAX_DELIVERIES = 6
+WORKERS = 3
+
+pytestmark = pytest.mark.timeout(300 + JOBS // 100)
+
+
+class Worker:
+    """Does jobs, and writes down what it did: the effect before its ack, and after it that it was accepted."""
+
+    def __init__(self, rq: RayQueue, notes: str, name: str) -> None:
+        self._queue = rq.queue("work", create=False, model="json")
+        self._effects = (Path(notes) / f"{name}.effects").open("a")
+        self._acks = (Path(notes) / f"{name}.acks").open("a")
+
+    def run(self) -> None:
+        while True:
+            try:
+                jobs = self._queue.get(20, timeout_ms=1000)
+            except RayQueueError:
+                continue  # its leader is being replaced
+            for job in jobs:
+                self._do(job)
+
+    def _do(self, job: Any) -> None:
+        try:
+            if job.value % POISON_EVERY == 0:
+                job.nack(delay_ms=0, reason="poison")
+                return
+            _note(self._effects, job.value)
+            job.ack()
+            _note(self._acks, job.value)
+        except LeaseLostError:
+            pass  # somebody else has it
+        except RayQueueError:
+            job.settled = False  # not known: it comes again if it did not count
+
+
+def _note(file: Any, number: int) -> None:
+    file.write(f"{number}\n")
+    file.flush()  # in the kernel: it survives the process
+
+
+def _noted(notes: Path, kind: str) -> Counter[int]:
+    found: Counter[int] = Counter()
+    for each in notes.glob(f"*.{kind}"):
+        found.update(int(line) for line in each.read_text().splitlines())
+    return found
+
+
+def test_every_job_is_done_and_acknowledged_once(tmp_path: Path) -> None:
+    notes = tmp_path / "notes"
+    notes.mkdir()
+    with ray_cluster("b1", "b2", "b3") as cluster:
+        rq = rayqueue.connect(data_dir=tmp_path / "data")
+        queue = rq.queue(
+            "work", model="json", partitions=2, max_deliveries=MAX_DELIVERIES, retry_backoff_ms=0, lease_ms=10_000
+        )
+        queue.put_many(list(range(JOBS)))
+        made: Any = ray.remote(Worker)
+        workers: list[Any] = []
+
+        def hire() -> None:
+            worker = made.options(num_cpus=0).remote(rq, str(notes), f"w{len(workers)}")
+            worker.run.remote()
+            workers.append(worker)
+
+        def left() -> int:
+            size = queue.size()
+            return size.ready + size.leased + size.delayed
+
+        for _ in range(WORKERS):
+            hire()
+        wait_for(lambda: left() < JOBS * 0.9, "work to begin", 60.0)
+        ray.kill(workers[0])
+        hire()
+        os.kill(leader_pid(rq, "work", 0), signal.SIGKILL)
+        wait_for(lambda: left() < JOBS * 0.7, "work to go on without its leader", 60.0)
+        cluster.kill("b3")
+        os.kill(leader_pid(rq, "work", 1), signal.SIGKILL)
+        ray.kill(workers[1])
+        hire()
+        hire()
+        wait_for(lambda: left() == 0, "all to be done", 120.0 + JOBS / 200)
+
+        poison = set(range(0, JOBS, POISON_EVERY))
+        deadline_s = time.monotonic() + 10
+        while _noted(notes, "acks").total() < JOBS - len(poison) - len(workers) and time.monotonic() < deadline_s:
+            time.sleep(0.1)  # the last notes are written after the last acknowledgements
+        effects, acks = _noted(notes, "effects"), _noted(notes, "acks")
+        dead = {each.value: each for each in queue.dead.list(JOBS)}
+        assert set(effects) == set(range(JOBS)) - poison
+        assert acks
+        assert max(acks.values()) == 1
+        assert set(dead) == poison
+        assert {each.deliveries for each in dead.values()} == {MAX_DELIVERIES}
+        assert {each.reason for each in dead.values()} <= {"poison", "worker gone"}
+        assert sum(effects.values()) - len(effects) < JOBS / 2  # some twice, where workers were killed

@@ -1,0 +1,97 @@
+"""Traffic for tests that break things: numbered records to every partition, and what became of each.
+
+``Traffic`` sends all the time, and remembers when each record was acknowledged.
+``check`` reads everything back and demands what was promised: of each partition
+the records in the order in which they were sent, every one that was
+acknowledged, and none twice. ``pauses`` says for how long each partition
+acknowledged nothing: what a step of the test cost.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import pairwise
+
+import rayqueue
+from rayqueue.client.producer.delivery import Delivery
+
+_EVERY_S = 0.01
+
+
+class Traffic:
+    def __init__(self, rq: rayqueue.RayQueue, topic: str, partitions: int) -> None:
+        self.acked: list[list[tuple[int, float]]] = [[] for _ in range(partitions)]
+        """Of each partition: the record's number, and when it was acknowledged."""
+        self.failed: list[str] = []
+        self._rq = rq
+        self._topic = topic
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._send, daemon=True)
+        self._thread.start()
+
+    def _send(self) -> None:
+        with self._rq.producer() as producer:
+            number = 0
+            while not self._stop.wait(_EVERY_S):
+                for partition in range(len(self.acked)):
+                    noted = self._noted(partition, number)
+                    producer.send(self._topic, b"%d" % number, partition=partition, on_delivery=noted)
+                number += 1
+
+    def _noted(self, partition: int, number: int) -> Callable[[Delivery], None]:
+        def note(delivery: Delivery) -> None:
+            error = delivery.exception()
+            if error is None:
+                self.acked[partition].append((number, time.monotonic()))
+            else:
+                self.failed.append(f"{partition}: {number}: {error}")
+
+        return note
+
+    @property
+    def least(self) -> int:
+        """Acknowledged in the partition that has the fewest."""
+        return min(map(len, self.acked))
+
+    def pauses(self, since_s: float) -> list[float]:
+        """The longest time without an acknowledgement, of each partition, from then on."""
+        now_s = time.monotonic()
+        found: list[float] = []
+        for acked in self.acked:
+            moments = [since_s, *(when_s for _, when_s in list(acked) if when_s >= since_s), now_s]
+            found.append(max(later - earlier for earlier, later in pairwise(moments)))
+        return found
+
+    def stop(self) -> None:
+        self._stop.set()
+        self._thread.join(150)
+        assert not self._thread.is_alive()
+        assert not self.failed, self.failed[:3]
+
+
+@contextmanager
+def traffic(rq: rayqueue.RayQueue, topic: str, partitions: int) -> Iterator[Traffic]:
+    sending = Traffic(rq, topic, partitions)
+    try:
+        yield sending
+    finally:
+        sending.stop()
+
+
+def check(rq: rayqueue.RayQueue, topic: str, sent: Traffic, patience_s: float = 60.0) -> None:
+    """Everything that was acknowledged is there, in order and once."""
+    numbers: list[list[int]] = [[] for _ in sent.acked]
+    ends = [partition.end_offset for partition in rq.topic(topic).partitions]
+    deadline_s = time.monotonic() + patience_s
+    with rq.consumer(topic, start="earliest") as consumer:
+        while sum(map(len, numbers)) < sum(ends) and time.monotonic() < deadline_s:
+            for record in consumer.poll(timeout_ms=1000):
+                numbers[record.partition].append(int(record.value or b""))
+    for partition, (found, acked) in enumerate(zip(numbers, sent.acked, strict=True)):
+        assert found == sorted(found), f"partition {partition} is out of order"
+        assert len(set(found)) == len(found), f"partition {partition} has records twice"
+        missing = {number for number, _ in acked} - set(found)
+        assert not missing, f"partition {partition} has lost {len(missing)} acknowledged records: {sorted(missing)[:5]}"

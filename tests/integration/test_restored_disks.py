@@ -1,0 +1,103 @@
+"""Disks that were replaced by older copies of themselves, of real processes: what was acknowledged is kept, or said."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from pathlib import Path
+
+from rayqueue.ids import ReplicaId
+from rayqueue.testing import ProcessGroup, wait_for
+from tests.integration.history import RECORDS_PER_BATCH, end_of, numbered
+
+BATCHES = 30
+QUIET_S = 4.0
+"""Longer than any election takes, on a busy machine as well."""
+
+
+def _write(group: ProcessGroup, first: int, batches: int) -> int:
+    """Acknowledged when it returns; gives the end of the log."""
+    for number in range(first, first + batches):
+        appended = group.client.append(numbered(1, number * RECORDS_PER_BATCH))
+    return end_of(appended)
+
+
+def _restore(path: Path, backup: Path) -> None:
+    shutil.rmtree(path)
+    shutil.copytree(backup, path)
+
+
+def test_an_old_copy_beside_a_lost_node_loses_nothing(tmp_path: Path) -> None:
+    """Found by trying: one was away while the others acknowledged; of these one was lost, the other an old copy."""
+    with ProcessGroup(tmp_path / "group", 3) as group:
+        end = _write(group, 0, 1)
+        group.wait_for_offset(end)
+        leader = group.leader()
+        forgetful, away = sorted(set(group.nodes) - {leader})
+        group.kill(forgetful)
+        backup = tmp_path / "backup"
+        shutil.copytree(tmp_path / "group" / forgetful, backup)
+        group.restart(forgetful)
+        group.kill(away)
+        end = _write(group, 1, BATCHES)
+        group.wait_for_offset(end, forgetful)
+        group.kill(leader)
+        group.kill(forgetful)
+        _restore(tmp_path / "group" / forgetful, backup)
+        group.restart(forgetful)
+        group.restart(away)
+
+        def doubt() -> bool:
+            status = group.status(forgetful)
+            return status.doubted is not None and f"before {leader} answered" in status.doubted
+
+        wait_for(doubt, "the copy to wait for the node that is away", 30.0)
+        _nobody_leads(group, [forgetful, away])
+        group.restart(leader)
+        end = _write(group, 1 + BATCHES, 1)
+        group.wait_for_offset(end)
+        wait_for(lambda: group.status(forgetful).doubted is None, "the copy to be up to date", 30.0)
+        for node in group.nodes:
+            bases = [batch.base_offset for batch in group.client.read_log(via=node)]
+            assert bases == list(range(0, end, RECORDS_PER_BATCH))
+        assert group.crashes == []
+
+
+def _nobody_leads(group: ProcessGroup, nodes: list[ReplicaId]) -> None:
+    terms = {node: group.status(node).term for node in nodes}
+    deadline = time.monotonic() + QUIET_S
+    while time.monotonic() < deadline:
+        for node in nodes:
+            assert group.status(node).role == "follower"
+    assert {node: group.status(node).term for node in nodes} == terms
+
+
+def test_who_has_what_the_group_has_lost_keeps_it_and_says_so(tmp_path: Path) -> None:
+    """Two of three are old copies that nobody can know (their places were made up): too many. The third one does not
+    crash again and again; it keeps what only it has."""
+    with ProcessGroup(tmp_path / "group", 3) as group:
+        end = _write(group, 0, 1)
+        group.wait_for_offset(end)
+        leader = group.leader()
+        others = sorted(set(group.nodes) - {leader})
+        backups = {}
+        for node in others:
+            group.kill(node)
+            backups[node] = tmp_path / f"backup of {node}"
+            shutil.copytree((tmp_path / "group" / node), backups[node])
+            group.restart(node)
+        end = _write(group, 1, BATCHES)
+        group.wait_for_offset(end)
+        group.kill()
+        for node in others:
+            _restore((tmp_path / "group" / node), backups[node])
+            for made_up in ((tmp_path / "group" / node) / "PLACE", *(tmp_path / "group" / node).glob("HERE.*")):
+                made_up.unlink()
+            group.restart(node)
+        for number in range(1, 4):
+            group.client.append(numbered(1, number * RECORDS_PER_BATCH))
+        group.restart(leader)
+        said = wait_for(lambda: group.status(leader).doubted, "it to say what only it has", 30.0)
+        assert "alone has the committed entries" in said
+        assert group.running == group.nodes
+        assert group.crashes == []

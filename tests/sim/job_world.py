@@ -1,0 +1,679 @@
+"""One schedule of a work queue: real clients' connections, real services, real logs, from one seed.
+
+A partition that is a queue, a Raft group of one to three replicas whose clocks
+differ and jump; putters, workers and takers in processes of their own. First
+the safety phase: leaders change, replicas and workers die, pause and lose their
+connections. Then everything heals, workers do their work, and every job must
+come to its end. All the while every committed entry is applied to a model of the
+queue (``tests.unit.partition.jobs_model``), and what clients were told is compared
+with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from random import Random
+from typing import Any, cast
+from unittest.mock import patch
+
+from rayqueue.errors import OutcomeUnknownError, RayQueueError
+from rayqueue.ids import GroupId, ReplicaId
+from rayqueue.log.store import Entry
+from rayqueue.net.backoff import Retry
+from rayqueue.net.channel import Channel
+from rayqueue.net.requests import request
+from rayqueue.net.route import GroupRoute
+from rayqueue.partition import Appended, Partition, PartitionSettings, Trimmed
+from rayqueue.partition.commands import PassTime, decode
+from rayqueue.partition.jobs import moving
+from rayqueue.partition.jobs.commands import ChangeJobs, EndWorkers, LeaseJobs, SettleJobs
+from rayqueue.partition.tables import PARTITION
+from rayqueue.protocol import jobs as protocol
+from rayqueue.protocol.calls import Call
+from rayqueue.protocol.jobs import JOB_HEADER, DeadJob, JobOptions, Leased, Settlement, decode_options, encode_options
+from rayqueue.records import BATCH_TAG, BatchHeader, RecordBatch
+from rayqueue.replica.jobs import QueueTime
+from rayqueue.replica.partition_service import PartitionService
+from tests.sim.app_world import _raft, _settings
+from tests.sim.checker import Checker
+from tests.sim.ensemble import Ensemble
+from tests.sim.invariants import BrokenError, Invariant
+from tests.sim.network import Clock, Weather
+from tests.sim.process import EPOCH_MS, SimProcess, virtual_time
+from tests.sim.served import PartitionNode
+from tests.sim.sockets import Internet
+from tests.unit.partition.jobs_model import DEAD, Model
+
+WEATHERS = ("drop", "duplicate", "slow", "reorder")
+NODE_FAULTS = ("partition", "one_way", "pause", "kill", "kill_in_sync", "power_loss", "transfer", "clock_jump")
+APP_FAULTS = ("app_pause", "app_cut", "app_kill", "app_reset")
+FAULTS = (*WEATHERS, *NODE_FAULTS, *APP_FAULTS, "app_slow")
+
+SAFETY_S = 8.0
+HEAL_S = 60.0
+LEASE_MS = 1_500
+
+
+@dataclass(frozen=True, slots=True)
+class JobOutcome:
+    seed: int
+    acked: int
+    entries: int
+    snapshots: int
+    handed: int
+    redelivered: int
+    lost_leases: int
+    dead: int
+    moved: int
+
+
+class JobNode(PartitionNode):
+    """A replica whose clock goes wrong, and that does once per second what replicas do."""
+
+    service: PartitionService
+
+    def make_service(self) -> tuple[Partition, PartitionService]:
+        machine, service = super().make_service()
+        world = cast("JobEnsemble", self.group).world
+        node = self.replica_id
+        service.jobs.time = QueueTime(lambda: EPOCH_MS + int(world.clock.now * 1000) + world.skews_ms.get(node, 0))
+        return machine, service
+
+    def started(self) -> None:
+        super().started()
+        self._maintain(self.life)
+
+    def _maintain(self, life: int) -> None:
+        if self.alive and self.life == life:
+            self.call(lambda: self.service.maintain(self.now_s))
+            self.call(lambda: self.service.jobs.maintain(0, 4_000))  # here little is much
+            self.group.clock.after(0.5, partial(self._maintain, life))
+
+
+class JobEnsemble(Ensemble[JobNode]):
+    world: JobWorld
+
+
+class JobChecker(Checker):
+    """Applies every committed entry to the model, and compares."""
+
+    def __init__(self, world: JobWorld, group: JobEnsemble) -> None:
+        super().__init__(group)  # type: ignore[arg-type]
+        self.model = Model(group.partition_settings)
+        self.reads.on_applied = self._applied
+        self.granted: dict[int, dict[int, int]] = {}
+        """Token to the jobs of the lease, and how often each was delivered by then."""
+        self.acked: set[tuple[int, int]] = set()
+        """Token and job."""
+        self.taken: dict[tuple[str, int], tuple[int, ...]] = {}
+        """Worker and attempt to what it took."""
+        self.values: dict[int, bytes] = {}
+        self.ends: dict[int, int] = {}
+        self.moved = 0
+
+    def _check_acks(self, accepted: list[tuple[int, BatchHeader]]) -> None:
+        """The world looks itself where the jobs are that were put; batches that move jobs have no producer."""
+
+    def _applied(self, entry: Entry, answer: Any) -> None:
+        try:
+            if entry.payload[0] == BATCH_TAG:
+                self._put(entry.payload, answer)
+            else:
+                self._change(entry.payload, answer)
+        except AssertionError as error:
+            raise BrokenError(Invariant.JOB_STATE, f"entry {entry.index}: {error}") from error
+        self._compare(entry)
+
+    def _put(self, payload: bytes, answer: Any) -> None:
+        if not isinstance(answer, Appended) or answer.duplicate:
+            return
+        batch = RecordBatch.decode(payload)
+        if batch.header.control:
+            self.moved += 1
+            return
+        for job_id, (key, value, headers) in enumerate(
+            zip(batch.keys(), batch.values(), batch.headers(), strict=True), answer.base_offset
+        ):
+            told = dict(headers).get(JOB_HEADER)
+            options = JobOptions() if told is None else decode_options(told)
+            self.values[job_id] = value or b""
+            self.model.put(job_id, batch.header.lane, key, delay_ms=options.delay_ms, want_result=options.want_result)
+
+    def _change(self, payload: bytes, answer: Any) -> None:
+        model, command = self.model, decode(payload)
+        if isinstance(command, (PassTime, LeaseJobs, SettleJobs, EndWorkers, ChangeJobs)):
+            model.pass_time(command.now_ms)
+        match command:
+            case LeaseJobs():
+                for asked, grant in zip(command.requests, answer, strict=True):
+                    model.granted(asked, grant)
+                    if grant is not None:
+                        jobs = {part.first + at: part.deliveries for part in grant.parts for at in range(part.count)}
+                        self.granted.setdefault(grant.token, jobs)
+                        if asked.take:
+                            self.taken[asked.worker, asked.attempt] = tuple(jobs)
+            case SettleJobs():
+                for told, settled in zip(command.settles, answer, strict=True):
+                    before = set(model.jobs)
+                    lost = {first + at for first, count in settled.lost for at in range(count)}
+                    assert lost == model.settle(told), f"{told} reached {lost}"
+                    if told.kind == "ack":
+                        ids = {first + at for first, count in told.jobs for at in range(count)}
+                        self.acked |= {(told.token, job_id) for job_id in (ids & before) - set(model.jobs)}
+            case EndWorkers():
+                expected = tuple([model.end_worker(worker) for worker in command.workers])
+                assert answer == expected, f"{answer} leases ended, not {expected}"
+            case ChangeJobs():
+                assert answer == model.change(command.kind, list(command.ids))
+        if isinstance(answer, Trimmed):
+            rows = self.reads.machine.jobs
+            assert rows is not None
+            for job_id in model.jobs:
+                row = rows.rows.get(job_id)
+                place = job_id if row is None else row.place
+                assert place >= answer.start_offset, f"job {job_id} at {place} was trimmed"
+
+    def _compare(self, entry: Entry) -> None:
+        jobs, model = self.reads.machine.jobs, self.model
+        assert jobs is not None
+        counts = jobs.counts
+        found = (counts.ready, counts.leased, counts.delayed, counts.dead)
+        expected = tuple([model.count(state) for state in ("ready", "leased", "delayed", "dead")])
+        if found != expected:
+            raise BrokenError(Invariant.JOB_STATE, f"after entry {entry.index} there are {found} jobs, not {expected}")
+
+
+class _Directory:
+    """Where replicas serve now."""
+
+    def __init__(self, world: JobWorld) -> None:
+        self._world = world
+
+    async def endpoint(self, group_id: GroupId, replica_id: ReplicaId) -> Any:
+        await asyncio.sleep(self._world.internet.delay())
+        return self._world.group.endpoint(replica_id)
+
+    async def coordinators(self) -> tuple[str, ...]:
+        return ()
+
+    async def open(self, endpoint: Any, settings: Any) -> Channel:
+        return await Channel.open(endpoint, settings)
+
+
+class _App:
+    """A process with a route to the queue."""
+
+    def __init__(self, world: JobWorld, name: str, rng: Random) -> None:
+        self.world = world
+        self.name = name
+        self.rng = rng
+        self.process = world.new_process(name)
+        self._route = GroupRoute(world.group.group_id, tuple(world.group.nodes), _Directory(world), world.settings)
+        self.process.start(self._main())
+
+    async def _main(self) -> None:
+        raise NotImplementedError
+
+    async def ask(self, call: Call) -> Any:
+        """Until it is answered."""
+        return await self._until_answered(lambda channel: channel.call(call))
+
+    async def _until_answered(self, ask: Callable[[Channel], Any]) -> Any:
+        async def attempt(route: GroupRoute) -> Any:
+            channel = await route.leader()
+            try:
+                return await asyncio.wait_for(ask(channel), 4.0)
+            except asyncio.TimeoutError:
+                raise OutcomeUnknownError("no answer") from None
+
+        async def way() -> GroupRoute:
+            return self._route
+
+        while True:
+            retry = Retry(self.world.settings.client, self.rng, self.world.clock.now, idempotent=True)
+            try:
+                return await request(way, attempt, retry)
+            except RayQueueError as error:
+                if not error.retriable:
+                    raise
+                await asyncio.sleep(0.1)
+
+
+class Putter(_App):
+    """Puts batches, each as a producer of its own."""
+
+    def __init__(self, world: JobWorld, name: str, rng: Random) -> None:
+        self.wanted = 0
+        self.under_way = 0
+        super().__init__(world, name, rng)
+
+    @property
+    def idle(self) -> bool:
+        return self.wanted == self.under_way == 0 or self.process.killed
+
+    async def _main(self) -> None:
+        while True:
+            await asyncio.sleep(self.rng.uniform(0.01, 0.1))
+            if self.wanted:
+                self.wanted -= 1
+                self.under_way += 1
+                await self._put()
+                self.under_way -= 1
+
+    async def _put(self) -> None:
+        world, rng = self.world, self.rng
+        count, producer_id = rng.randint(1, 6), world.next_number()
+        values = [f"{producer_id} {at}".encode() for at in range(count)]
+        keys = [rng.choice((None, b"a", b"b", b"c")) for _ in range(count)]
+        options = [JobOptions(delay_ms=rng.choice((0, 300)), want_result=rng.random() < 0.3) for _ in range(count)]
+        headers: Any = [[(JOB_HEADER, encode_options(each))] for each in options] if rng.random() < 0.4 else None
+        batch = RecordBatch.encode(
+            values,
+            keys,
+            headers,
+            timestamps=EPOCH_MS,
+            lane=rng.randrange(world.group.partition_settings.lanes),
+            producer_id=producer_id,
+        )
+        told = await self._until_answered(lambda channel: channel.append(batch))
+        for at, value in enumerate(values):
+            world.put[told.base_offset + at] = value
+
+
+class Worker(_App):
+    """Leases jobs and says what became of them, most of the time."""
+
+    takes = False
+
+    def __init__(self, world: JobWorld, name: str, rng: Random) -> None:
+        self.attempt = 0
+        super().__init__(world, name, rng)
+
+    async def _main(self) -> None:
+        rng, world = self.rng, self.world
+        while True:
+            self.attempt += 1
+            leased: Leased = await self.ask(
+                protocol.LeaseJobs(
+                    worker=self.name,
+                    attempt=self.attempt,
+                    max_jobs=rng.choice((1, 1, 3, 8)),
+                    wait_ms=rng.choice((0, 200, 1_000)),
+                    lease_ms=rng.choice((0, 300)),
+                )
+            )
+            world.told_jobs(self.name, self.attempt, leased)
+            if not leased.jobs:
+                await asyncio.sleep(rng.uniform(0.05, 0.3))
+                continue
+            await asyncio.sleep(rng.uniform(0, 0.6) if rng.random() < 0.5 or not world.faults else rng.uniform(0, 3))
+            await self._settle(leased)
+
+    async def _settle(self, leased: Leased) -> None:
+        rng, world = self.rng, self.world
+        ids = [job.id for job in leased.jobs]
+        if rng.random() < 0.3:
+            await self.ask(self._call("extend", leased.token, ids))
+        while ids:
+            some, ids = ids[: rng.randint(1, len(ids))], []
+            left = [job.id for job in leased.jobs if job.id not in some]
+            kind = "ack" if rng.random() < world.diligence else rng.choice(("nack", "reject", "release", "nothing"))
+            if kind != "nothing":
+                (settled,) = await self.ask(self._call(kind, leased.token, some))
+                lost = {first + at for first, count in settled.lost for at in range(count)}
+                if kind == "ack":
+                    world.told_acked(self.name, leased.token, set(some) - lost, lost)
+            leased = Leased(leased.token, 0, tuple([job for job in leased.jobs if job.id in left]))
+            ids = left
+
+    def _call(self, kind: Any, token: int, ids: list[int]) -> Call:
+        told = Settlement(
+            kind=kind,
+            token=token,
+            jobs=tuple([(each, 1) for each in ids]),
+            delay_ms=self.rng.choice((0, 200)),
+            reason="so",
+        )
+        return protocol.SettleJobs(worker=self.name, settlements=(told,))
+
+
+class Taker(_App):
+    """Takes jobs for good."""
+
+    takes = True
+
+    def __init__(self, world: JobWorld, name: str, rng: Random) -> None:
+        self.attempt = 0
+        super().__init__(world, name, rng)
+
+    async def _main(self) -> None:
+        while True:
+            self.attempt += 1
+            most = self.rng.choice((1, 3))
+            leased = await self.ask(
+                protocol.LeaseJobs(worker=self.name, attempt=self.attempt, max_jobs=most, wait_ms=300, take=True)
+            )
+            self.world.told_jobs(self.name, self.attempt, leased)
+            self.world.told_taken(self.name, self.attempt, leased)
+            await asyncio.sleep(self.rng.uniform(0.05, 0.6))
+
+
+class JobWorld:
+    """One seed's universe. ``faults`` narrows what may go wrong; None lets the seed draw. ``settings`` of the queue."""
+
+    def __init__(
+        self, seed: int, faults: frozenset[str] | None = None, settings: PartitionSettings | None = None
+    ) -> None:
+        self.seed = seed
+        self.rng = Random(f"jobs {seed}")
+        self._dice = Random(f"job dice {seed}")
+        self.clock = Clock()
+        self.internet = Internet(self.clock, self.rng)
+        drawn = {fault for fault in FAULTS if self.rng.random() < 0.4}
+        self.faults = drawn if faults is None else set(faults)
+        self.size = self.rng.choice((1, 3, 3))
+        self.settings = _settings(self.rng)
+        self._queue = settings or _queue(self.rng)
+        self.skews_ms: dict[ReplicaId, int] = {}
+        self.diligence = self.rng.choice((0.4, 0.7, 0.95))
+        self.put: dict[int, bytes] = {}
+        self.told: dict[int, tuple[str, int]] = {}
+        """Job to who was told that its acknowledgement counts, and the token."""
+        self.handed = self.redelivered = self.lost_leases = 0
+        self._told_lost: list[tuple[str, int, int]] = []
+        self._handed_by: dict[tuple[str, int], Leased] = {}
+        self.putters: list[Putter] = []
+        self.workers: list[Worker | Taker] = []
+        self._numbers = 0
+
+    # -- for applications ------------------------------------------------------------------
+
+    def next_number(self) -> int:
+        self._numbers += 1
+        return self._numbers
+
+    def new_process(self, name: str) -> SimProcess:
+        process = SimProcess(self.clock, name)  # type: ignore[abstract]  # what nobody asks of it, it does not do
+        process.connect = self.internet.connect
+        process.on_killed.append(lambda: self.internet.process_gone(process))
+        return process
+
+    def told_jobs(self, worker: str, attempt: int, leased: Leased) -> None:
+        """Whatever a worker gets was leased to it, by the log, with this count, and has the bytes that were put."""
+        granted = self.checker.granted.get(leased.token, {})
+        for job in leased.jobs:
+            self.handed += 1
+            self.redelivered += job.deliveries > 1
+            if granted.get(job.id) != job.deliveries:
+                raise BrokenError(Invariant.JOB_ANSWERS, f"{worker} got {job} by lease {leased.token}: {granted}")
+            if self.checker.values[job.id] != job.value:
+                raise BrokenError(
+                    Invariant.JOB_ANSWERS, f"{worker} got {job} instead of {self.checker.values[job.id]!r}"
+                )
+            if any(name == JOB_HEADER for name, _ in job.headers):
+                raise BrokenError(Invariant.JOB_ANSWERS, f"{worker} sees options: {job}")
+
+    def told_acked(self, worker: str, token: int, ids: set[int], lost: set[int]) -> None:
+        for job_id in ids:
+            known = self.told.setdefault(job_id, (worker, token))
+            if known != (worker, token):
+                raise BrokenError(Invariant.JOB_ANSWERS, f"job {job_id} was acknowledged by {known} and by {worker}")
+            if (token, job_id) not in self.checker.acked:
+                raise BrokenError(Invariant.JOB_ANSWERS, f"{worker} was told that job {job_id} is done, and it is not")
+        self.lost_leases += len(lost)
+        for job_id in lost:
+            if (token, job_id) in self.checker.acked:
+                raise BrokenError(
+                    Invariant.JOB_ANSWERS, f"{worker} was told that job {job_id} is lost; its ack counted"
+                )
+
+    def told_taken(self, worker: str, attempt: int, leased: Leased) -> None:
+        taken = self.checker.taken.get((worker, attempt), ())
+        if sorted(taken) != sorted([job.id for job in leased.jobs]):
+            raise BrokenError(Invariant.JOBS_KEPT, f"{worker} took {taken} and got {leased}")
+
+    # -- how it begins -----------------------------------------------------------------------
+
+    def _build(self) -> None:
+        self.group = JobEnsemble(
+            GroupId("jobs-0"),
+            PARTITION,
+            clock=self.clock,
+            rng=self.rng,
+            disk_rng=Random(f"job disks {self.seed}"),
+            internet=self.internet,
+            settings=self.settings,
+            raft_settings=_raft(),
+        )
+        self.group.world = self
+        self.group.partition_settings = self._queue
+        self.checker = JobChecker(self, self.group)
+        self.group.checker = self.checker
+        names = [f"n{number}" for number in range(self.size)]
+        for name in names:
+            self._skew(ReplicaId(name))
+        self.group.start(JobNode, names)
+
+    def _skew(self, node: ReplicaId) -> None:
+        """A clock that is wrong by up to an hour, if clocks are wrong in this schedule."""
+        if "clock_jump" in self.faults:
+            self.skews_ms[node] = self.rng.choice((0, -3_600_000, 3_600_000, self.rng.randint(-900, 900)))
+
+    # -- what goes wrong ---------------------------------------------------------------------
+
+    def _weather(self) -> None:
+        def share(name: str, most: float) -> float:
+            return self.rng.uniform(0, most) if name in self.faults else 0.0
+
+        self.group.network.weather = Weather(
+            drop=share("drop", 0.3),
+            duplicate=share("duplicate", 0.6),
+            slow=share("slow", 0.3),
+            slow_s=self.rng.choice((0.05, 0.5, 2.0)),
+            reorder="reorder" in self.faults,
+        )
+        self.internet.slow_s = self.rng.choice((0.05, 0.3, 1.0)) if "app_slow" in self.faults else 0.0
+
+    def _one_fault(self) -> None:
+        kinds = [fault for fault in (*NODE_FAULTS, *APP_FAULTS) if fault in self.faults]
+        if not kinds:
+            return
+        self._put_some()
+        kind = self.rng.choice(kinds)
+        if kind in APP_FAULTS:
+            self._app_fault(kind)
+        else:
+            self._node_fault(kind)
+
+    def _node_fault(self, kind: str) -> None:
+        rng, group = self.rng, self.group
+        leader = group.leader()
+        node = leader if leader is not None and rng.random() < 0.5 else rng.choice(list(group.nodes.values()))
+        match kind:
+            case "partition" | "one_way":
+                group.divide(one_way=kind == "one_way")
+            case "pause":
+                node.pause(rng.uniform(0.05, 3))
+            case "kill":
+                group.kill(node)
+            case "kill_in_sync":
+                node.doom = partial(group.kill, node, committed=True)
+            case "power_loss":
+                for victim in group.nodes.values():
+                    group.kill(victim, committed=rng.random() < 0.5)
+            case "transfer":
+                group.transfer()
+            case "clock_jump":
+                self._skew(node.replica_id)
+
+    def _app_fault(self, kind: str) -> None:
+        rng = self.rng
+        apps = [app for app in (*self.putters, *self.workers) if not app.process.killed]
+        if not apps:
+            return
+        app = rng.choice(apps)
+        match kind:
+            case "app_pause":
+                app.process.pause(rng.uniform(0.05, 4))
+            case "app_cut":
+                app.process.cut = True
+                self.clock.after(rng.uniform(0.1, 4), lambda: setattr(app.process, "cut", False))
+            case "app_kill" if not isinstance(app, Taker):  # what a taker was given dies with it
+                app.process.kill()
+                self.clock.after(rng.uniform(0.01, 2), partial(self._new, type(app)))
+            case "app_reset":
+                self.internet.reset(app.process)
+
+    # -- who uses it ----------------------------------------------------------------------------
+
+    def _new(self, kind: type[Any]) -> None:
+        app = kind(self, f"{kind.__name__.lower()}{self.next_number()}", Random(self.rng.random()))
+        (self.putters if kind is Putter else self.workers).append(app)
+
+    def _put_some(self) -> None:
+        putters = [putter for putter in self.putters if not putter.process.killed]
+        if putters:
+            self.rng.choice(putters).wanted += self.rng.randint(1, 3)
+
+    # -- the schedule -----------------------------------------------------------------------------
+
+    def run(self) -> JobOutcome:
+        with virtual_time(self.clock, self._dice) as alarms, patch.object(moving, "SLACK", 5):
+            try:
+                return self._run(alarms)
+            finally:
+                for app in (*self.putters, *self.workers):
+                    app.process.kill()
+
+    def _run(self, alarms: list[str]) -> JobOutcome:
+        self._build()
+        rng, begin = self.rng, self.clock.now
+        end = begin + SAFETY_S
+        for _ in range(rng.choice((1, 2))):
+            self._new(Putter)
+        for _ in range(rng.choice((1, 2, 4))):
+            self.clock.at(rng.uniform(begin, begin + 2), partial(self._new, Worker))
+        if rng.random() < 0.3:
+            self.clock.at(rng.uniform(begin, end), partial(self._new, Taker))
+        for _ in range(rng.randint(6, 16)):
+            self.clock.at(rng.uniform(begin, end), self._put_some)
+        for _ in range(rng.randint(3, 16)):
+            self.clock.at(rng.uniform(begin + 0.5, end), self._one_fault)
+        for _ in range(4):
+            self.clock.at(rng.uniform(begin, end), self._weather)
+        self.clock.run_until(end)
+        self._heal()
+        self.checker.finally_agree(list(self.group.nodes.values()))  # type: ignore[arg-type]
+        self._check_end()
+        if alarms:
+            raise BrokenError(Invariant.SOUND_CLIENT, "; ".join(alarms))
+        checker = self.checker
+        dead = checker.model.count(DEAD)
+        return JobOutcome(
+            self.seed,
+            len(checker.acked),
+            checker.last_committed,
+            self.group.snapshots,
+            self.handed,
+            self.redelivered,
+            self.lost_leases,
+            dead,
+            checker.moved,
+        )
+
+    def _heal(self) -> None:
+        self.faults = set()
+        self.diligence = 1.0
+        self.internet.slow_s = 0.0
+        self.group.network.weather = Weather()
+        self.group.network.cut(set())
+        self.clock.run_until(self.clock.now + 5)
+        self.group.heal()
+        for app in (*self.putters, *self.workers):
+            app.process.cut = False
+        if all(putter.process.killed for putter in self.putters):
+            self._new(Putter)
+        self._new(Worker)
+        self._put_some()
+        if not self.clock.run_until(self.clock.now + HEAL_S, self._settled, max_events=900_000):
+            raise BrokenError(Invariant.PROGRESS, f"no progress after healing: {self._describe()}")
+        for app in (*self.putters, *self.workers):
+            app.process.kill()
+        self._agree()
+        self._read_dead()
+        self._agree()
+
+    def _agree(self) -> None:
+        if not self.clock.run_until(self.clock.now + HEAL_S, lambda: self.group.settled, max_events=900_000):
+            raise BrokenError(Invariant.PROGRESS, f"replicas do not agree: {self.group.describe()}")
+
+    def _settled(self) -> bool:
+        model = self.checker.model
+        return (
+            all(putter.idle for putter in self.putters)
+            and all(job.state == DEAD for job in model.jobs.values())
+            and self.group.settled
+        )
+
+    def _describe(self) -> str:
+        states = {job.id: (job.state, job.token) for job in self.checker.model.jobs.values() if job.state != DEAD}
+        putting = {putter.name: putter.under_way for putter in self.putters if not putter.idle}
+        return f"jobs={states} putting={putting}\n  {self.group.describe()}"
+
+    def _read_dead(self) -> None:
+        """What a client is told of the dead letters."""
+        found: list[DeadJob] = []
+        done: list[bool] = []
+        world = self
+
+        class Reader(_App):
+            async def _main(self) -> None:
+                first = 0
+                while some := await self.ask(protocol.ListDead(first=first, max_jobs=5)):
+                    found.extend(some)
+                    first = some[-1].job.id + 1
+                done.append(True)
+
+        Reader(self, "reader", Random(1))
+        if not self.clock.run_until(self.clock.now + HEAL_S, lambda: bool(done), max_events=900_000):
+            raise BrokenError(Invariant.PROGRESS, "nobody tells what is dead")
+        model = world.checker.model
+        expected = {job.id: (job.deliveries, job.notes[-8:]) for job in model.jobs.values()}
+        told = {each.job.id: (each.job.deliveries, [failure.kind for failure in each.history]) for each in found}
+        if told != expected:
+            raise BrokenError(Invariant.JOB_ANSWERS, f"dead letters are told as {told}, and are {expected}")
+        for each in found:
+            reasons = [failure.reason for failure in each.history if failure.kind in ("nack", "reject")]
+            if each.job.value != self.checker.values[each.job.id] or set(reasons) - {"so"}:
+                raise BrokenError(Invariant.JOB_ANSWERS, f"dead letter {each} has other bytes, or other reasons")
+
+    def _check_end(self) -> None:
+        """Every job that was put is acknowledged once, taken, or dead."""
+        checker = self.checker
+        acked = [job_id for _, job_id in checker.acked]
+        if len(acked) != len(set(acked)):
+            raise BrokenError(Invariant.JOB_STATE, "a job was acknowledged twice")
+        taken = {job_id for ids in checker.taken.values() for job_id in ids}
+        dead = {job.id for job in checker.model.jobs.values()}
+        for job_id, value in self.put.items():
+            if checker.values.get(job_id) != value:
+                raise BrokenError(Invariant.JOBS_KEPT, f"job {job_id} was put as {value!r} and is not in the log")
+            if sum([job_id in taken, job_id in dead, job_id in set(acked)]) != 1 and self._queue.dead_letter:
+                raise BrokenError(Invariant.JOBS_KEPT, f"job {job_id} is not at one end: done, taken or dead")
+
+
+def _queue(rng: Random) -> PartitionSettings:
+    return PartitionSettings(
+        queue=True,
+        lanes=rng.choice((1, 1, 2)),
+        lease_ms=LEASE_MS,
+        max_lease_ms=4_000,
+        max_deliveries=rng.choice((2, 5, None)),
+        dead_letter=rng.random() < 0.8,
+        ordered_by_key=rng.random() < 0.25,
+        fair_by_key=rng.random() < 0.25,
+        max_leased=rng.choice((5, 1000)),
+    )

@@ -1,0 +1,246 @@
+"""``rayqueue.Queue`` does what ``ray.util.queue.Queue`` of Ray 2.60 does: its tests' cases, on the queue in memory."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import queue
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import ray.util.queue
+
+from rayqueue import Empty, Full, Queue
+from rayqueue.errors import ClosedError
+from rayqueue.testing import memory, wait_for
+
+
+@pytest.fixture
+def rq() -> Iterator[memory.MemoryQueue]:
+    with memory.connect() as made:
+        yield made
+
+
+def test_the_interface_is_rays() -> None:
+    theirs = {name for name in dir(ray.util.queue.Queue) if not name.startswith("_")}
+    assert theirs <= set(dir(Queue))
+    for name in theirs:
+        wanted = inspect.signature(getattr(ray.util.queue.Queue, name)).parameters.values()
+        found = inspect.signature(getattr(Queue, name)).parameters.values()
+        assert [(each.name, each.default) for each in found] == [(each.name, each.default) for each in wanted]
+    made = list(inspect.signature(Queue).parameters.values())
+    assert [(each.name, each.default) for each in made[:2]] == [("maxsize", 0), ("actor_options", None)]
+    assert all(each.kind is each.KEYWORD_ONLY for each in made[2:])
+    assert issubclass(Empty, queue.Empty)
+    assert issubclass(Full, queue.Full)
+
+
+def test_first_in_first_out(rq: memory.MemoryQueue) -> None:
+    q = Queue(rq=rq)
+    for item in range(10):
+        q.put(item)
+    assert q.qsize() == len(q) == q.size() == 10
+    assert [q.get() for _ in range(10)] == list(range(10))
+    assert q.empty()
+    assert not q.full()
+
+
+def test_get(rq: memory.MemoryQueue) -> None:
+    q = Queue(rq=rq)
+    q.put(0)
+    assert q.get(block=False) == 0
+    q.put(1)
+    assert q.get(timeout=0.2) == 1
+    with pytest.raises(ValueError, match="non-negative"):
+        q.get(timeout=-1)
+    with pytest.raises(Empty):
+        q.get_nowait()
+    began_s = time.monotonic()
+    with pytest.raises(queue.Empty):
+        q.get(timeout=0.2)
+    assert 0.19 <= time.monotonic() - began_s < 5
+
+
+def test_put_into_a_full_queue(rq: memory.MemoryQueue) -> None:
+    q = Queue(1, rq=rq)
+    q.put(0, block=False)
+    assert q.full()
+    assert q.get() == 0
+    q.put(1, timeout=0.2)
+    assert q.get() == 1
+    with pytest.raises(ValueError, match="non-negative"):
+        q.put(0, timeout=-1)
+    q.put(0)
+    with pytest.raises(Full):
+        q.put_nowait(1)
+    began_s = time.monotonic()
+    with pytest.raises(queue.Full):
+        q.put(1, timeout=0.2)
+    assert 0.19 <= time.monotonic() - began_s < 5
+    assert q.qsize() == 1  # what was refused did not get in later
+    assert q.get() == 0
+    with pytest.raises(Empty):
+        q.get(timeout=0.1)
+
+
+def test_a_blocked_get_gets_what_is_put(rq: memory.MemoryQueue) -> None:
+    q = Queue(rq=rq)
+    found: list[Any] = []
+    waiting = threading.Thread(target=lambda: found.append(q.get()))
+    waiting.start()
+    time.sleep(0.2)
+    assert not found
+    q.put("x")
+    waiting.join(10)
+    assert found == ["x"]
+
+
+def test_a_blocked_put_gets_in_when_there_is_room(rq: memory.MemoryQueue) -> None:
+    q, other = Queue(1, rq=rq, name="one"), Queue(1, rq=rq, name="one")
+    q.put(1)
+    waiting = threading.Thread(target=other.put, args=(2,))
+    waiting.start()
+    time.sleep(0.2)
+    assert waiting.is_alive()
+    with pytest.raises(Full):
+        q.put_nowait(3)
+    assert q.get() == 1
+    waiting.join(10)
+    assert not waiting.is_alive()
+    assert q.get(timeout=5) == 2
+
+
+def test_many_blocked_clients(rq: memory.MemoryQueue) -> None:
+    q = Queue(2, rq=rq)
+    found: list[Any] = []
+    getting = [threading.Thread(target=lambda: found.append(q.get())) for _ in range(12)]
+    putting = [threading.Thread(target=q.put, args=(number,)) for number in range(12)]
+    for thread in (*getting, *putting):
+        thread.start()
+    for thread in (*getting, *putting):
+        thread.join(30)
+    assert sorted(found) == list(range(12))
+    assert q.empty()
+
+
+def test_batches_are_all_or_nothing(rq: memory.MemoryQueue) -> None:
+    q = Queue(rq=rq)
+    q.put_nowait_batch([])
+    with pytest.raises(Empty):
+        q.get_nowait_batch(1)
+    q.put_nowait_batch(range(5))
+    assert q.get_nowait_batch(0) == []
+    with pytest.raises(Empty):
+        q.get_nowait_batch(6)
+    assert q.get_nowait_batch(3) == [0, 1, 2]
+    assert q.qsize() == 2
+    with pytest.raises(TypeError):
+        q.put_nowait_batch(1)  # type: ignore[arg-type]
+    with pytest.raises(TypeError):
+        q.get_nowait_batch("1")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="nonnegative"):
+        q.get_nowait_batch(-1)
+    small = Queue(3, rq=rq)
+    small.put(0)
+    with pytest.raises(Full):
+        small.put_nowait_batch([1, 2, 3])
+    with pytest.raises(Full):
+        small.put_nowait_batch(list(range(4)))
+    small.put_nowait_batch([1, 2])
+    assert small.get_nowait_batch(3) == [0, 1, 2]
+
+
+def test_any_item(rq: memory.MemoryQueue) -> None:
+    q = Queue(rq=rq)
+    items = [None, {"a": (1, 2)}, b"", lambda x: x + 1, ValueError("x"), 0.5, [None]]
+    for item in items:
+        q.put(item)
+    found = [q.get() for _ in items]
+    assert found[:3] == items[:3]
+    assert found[3](1) == 2
+    assert repr(found[4]) == repr(items[4])
+    assert found[5:] == [0.5, [None]]
+
+
+def test_negative_maxsize_is_no_limit(rq: memory.MemoryQueue) -> None:
+    q = Queue(-1, rq=rq)
+    q.put_nowait_batch([1, 2, 3])
+    assert not q.full()
+    assert q.get_nowait_batch(3) == [1, 2, 3]
+
+
+def test_async_methods(rq: memory.MemoryQueue) -> None:
+    async def main() -> None:
+        q = await asyncio.to_thread(lambda: Queue(1, rq=rq))
+        waiting = asyncio.create_task(q.get_async())
+        await asyncio.sleep(0.1)
+        await q.put_async("a")
+        assert await asyncio.wait_for(waiting, 10) == "a"
+        with pytest.raises(Empty):
+            await q.get_async(block=False)
+        with pytest.raises(Empty):
+            await q.get_async(timeout=0.05)
+        with pytest.raises(ValueError, match="non-negative"):
+            await q.get_async(timeout=-1)
+        await q.put_async(1, timeout=1)
+        with pytest.raises(Full):
+            await q.put_async(2, block=False)
+        with pytest.raises(Full):
+            await q.put_async(2, timeout=0.05)
+        assert await q.get_async() == 1
+
+    asyncio.run(main())
+
+
+def test_a_get_that_is_cancelled_loses_no_item(rq: memory.MemoryQueue) -> None:
+    async def main() -> None:
+        q = await asyncio.to_thread(lambda: Queue(rq=rq))
+        waiting = asyncio.create_task(q.get_async())
+        await asyncio.sleep(0.1)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        await q.put_async("kept")
+        assert await q.get_async(timeout=5) == "kept"
+
+    asyncio.run(main())
+
+
+def test_shutdown_ends_it_for_everybody(rq: memory.MemoryQueue) -> None:
+    q, other = Queue(rq=rq, name="ends"), Queue(rq=rq, name="ends")
+    q.put(1)
+    assert q.actor is not None
+    q.shutdown()
+    q.shutdown(force=True)
+    assert q.actor is None
+    with pytest.raises(ClosedError):
+        q.get()
+    with pytest.raises(ClosedError):
+        other.get(timeout=1)
+    assert [topic.name for topic in rq.topics()] == []
+
+
+def test_a_named_queue_keeps_its_items_and_a_leader_may_change(rq: memory.MemoryQueue) -> None:
+    q = Queue(3, rq=rq, name="kept")
+    q.put_nowait_batch([1, 2])
+    rq.change_leader("kept")
+    again = Queue(3, rq=rq, name="kept")
+    assert again.get() == 1
+    rq.disconnect("kept")
+    q.put(3)
+    wait_for(lambda: again.qsize() == 2, "both to be there")
+    assert [again.get(), again.get()] == [2, 3]
+
+
+def test_a_put_whose_answer_is_lost_is_there_once(rq: memory.MemoryQueue) -> None:
+    from rayqueue.errors import OutcomeUnknownError
+
+    q = Queue(5, rq=rq, name="once")
+    q.put(0)
+    rq.fail_next("append", OutcomeUnknownError("lost"), topic="once", carried_out=True)
+    q.put(1)
+    assert q.get_nowait_batch(2) == [0, 1]
+    assert q.empty()

@@ -1,0 +1,134 @@
+"""Brokers as operators see them: rooms on disks, what moves, what waits, and plans that are refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from rayqueue.cluster.brokers import MAX_PLANNED, Pace, Seen, cluster_info, rebalance_command
+from rayqueue.cluster.commands import BeginMove, BeginRebalance, CreateTopic, PutBroker, ReplicasMade
+from rayqueue.cluster.moves import Reason
+from rayqueue.cluster.placement import AliveBroker, place
+from rayqueue.cluster.sites import Sites, nearly_full, room, spare_bytes
+from rayqueue.config import MIB, ClusterSettings
+from rayqueue.errors import CapacityError, InvalidInputError, NoBrokerError
+from rayqueue.protocol import calls
+from rayqueue.protocol.calls import RebalanceMove
+from rayqueue.protocol.topics import TopicSettings
+from tests.unit.cluster.cluster_state import ClusterLog
+
+GROUP = "orders-0.1"
+SETTINGS = ClusterSettings(replica_disk_bytes=10 * MIB, disk_reserve_percent=10, replica_memory_bytes=50 * MIB)
+
+
+def broker(name: str, free_mib: int = 900, total_mib: int = 1000, **rest: Any) -> AliveBroker:
+    return AliveBroker(name, f"h-{name}", disk_bytes=total_mib * MIB, disk_free_bytes=free_mib * MIB, **rest)
+
+
+@pytest.fixture
+def log() -> ClusterLog:
+    made = ClusterLog()
+    for each in ("b1", "b2", "b3", "b4"):
+        made.apply(PutBroker(each, f"h-{each}", f"ray-{each}", 400 * MIB))
+    made.apply(CreateTopic("orders", TopicSettings(partitions=1, replication=3), (("b1", "b2", "b3"),)))
+    made.apply(ReplicasMade(tuple(made.machine.unmade)))
+    return made
+
+
+def sites(log: ClusterLog, *alive: AliveBroker) -> Sites:
+    made = Sites(log.machine, SETTINGS)
+    made.set_alive(0.0, alive)
+    return made
+
+
+def test_a_disk_bounds_what_fits_and_one_that_is_nearly_full_takes_nothing() -> None:
+    roomy, tight, full = broker("b1", 900), broker("b2", 115), broker("b3", 99)
+    unknown = AliveBroker("b4", "h")
+    alive = [roomy, tight, full, unknown]
+    assert spare_bytes(alive, SETTINGS) == {"b1": 800 * MIB, "b2": 15 * MIB, "b3": 0}
+    assert room(alive, {}, SETTINGS) == {"b1": 80, "b2": 1, "b3": 0}
+    assert [nearly_full(each, SETTINGS) for each in alive] == [False, False, True, False]
+    shared = [each._replace(host="one") for each in (roomy, broker("b5", 900))]
+    assert room(shared, {}, SETTINGS) == {"b1": 40, "b5": 40}, "they may have one disk"
+    small = [broker("b1", 900, memory_bytes=250 * MIB)]
+    assert room(small, {"b1": 1}, SETTINGS) == {"b1": 3}, "memory is less"
+
+
+def test_what_does_not_fit_is_refused_with_the_numbers_of_each_broker(log: ClusterLog) -> None:
+    here = sites(log, broker("b1", 105, memory_bytes=400 * MIB), broker("b2", 900), broker("b3", 300))
+    with pytest.raises(CapacityError) as refused:
+        here.place(2, 3)
+    said = str(refused.value)
+    assert "b1: 1 replicas, 400 MiB of memory, 105 of 1,000 MiB of disk free, 0 more fit" in said
+    assert "b3: 1 replicas, 300 of 1,000 MiB of disk free, 20 more fit" in said
+    assert "10 MiB (cluster.replica_disk_bytes)" in said
+    with pytest.raises(CapacityError, match=r"broker b1 takes no further replica: 1 replicas, 400 MiB of memory"):
+        here.check_room("b1")
+    here.check_room("b3", 200 * MIB)
+    with pytest.raises(CapacityError, match="takes no further replica of 201 MiB"):
+        here.check_room("b3", 201 * MIB)
+
+
+def test_more_copies_are_refused_where_there_is_no_room_for_all_of_them(log: ClusterLog) -> None:
+    (info,) = log.machine.topics.values()
+    roomy = [broker(f"b{each}") for each in range(1, 5)]
+    sites(log, *roomy).check_copies(info.partitions, 1)
+    with pytest.raises(CapacityError):
+        sites(log, *roomy[:3], broker("b4", 50)).check_copies(info.partitions, 1)
+    sites(log, *roomy).check_copies(info.partitions, 2)  # the fifth shares a broker, as in a new topic
+    with pytest.raises(NoBrokerError):
+        sites(log).check_copies(info.partitions, 1)
+
+
+def test_copies_of_new_partitions_are_in_different_racks() -> None:
+    alive = [broker(f"b{each}", rack=f"k{each % 3}") for each in range(9)]
+    placed = place(30, 3, alive, {}, {})
+    racks = {each.broker: each.rack for each in alive}
+    assert all(len({racks[name] for name in each}) == 3 for each in placed)
+    loads = [sum(name in each for each in placed) for name in racks]
+    assert max(loads) - min(loads) <= 1
+    two = [broker("a1", rack="a"), broker("a2", rack="a"), broker("b1", rack="b")]
+    assert all("b1" in each for each in place(5, 2, two, {}, {}))
+
+
+def test_what_is_told_of_moves_disks_leaders_and_what_waits(log: ClusterLog) -> None:
+    here = sites(log, broker("b1", 50, rack="k1"), broker("b2"), broker("b3"), broker("b4"))
+    log.apply(BeginRebalance(((GROUP, "r1", "b4", 100),), 7))
+    seen = Seen({GROUP: "b2"}, {GROUP: Pace(100, 25, 5)}, {GROUP: "no place"})
+    info = cluster_info(log.machine, here, seen, "c1", 1)
+    first, second, *_ = info.brokers
+    assert (first.rack, first.leaders, first.nearly_full, first.disk_free_bytes) == ("k1", 0, True, 50 * MIB)
+    assert (second.leaders, second.nearly_full, second.disk_spare_bytes) == (1, False, 800 * MIB)
+    assert [(each.topic, each.partition, each.why) for each in info.waiting] == [("orders", 0, "no place")]
+    assert info.rebalance is not None
+    assert [(each.broker, each.moves, each.size_bytes) for each in info.rebalance.waiting] == [("b4", 1, 100)]
+    log.apply(BeginMove(GROUP, "r1", "b4", Reason.BALANCE))
+    info = cluster_info(log.machine, here, seen, "c1", 1)
+    (move,) = info.moves
+    assert (move.source, move.broker, move.size_bytes, move.copied_bytes, move.left_ms) == ("b1", "b4", 100, 25, 15_000)
+    assert info.rebalance is not None
+    assert (info.rebalance.waiting, info.waiting) == ((), ()), "it is being moved"
+    assert cluster_info(log.machine, here, Seen(), "c1", 1).moves[0].left_ms is None
+
+
+def test_a_plan_that_cannot_be_is_refused_before_anything_is_written(log: ClusterLog) -> None:
+    here = sites(log, broker("b1"), broker("b2"), broker("b3"), broker("b4", 300, draining=False))
+
+    def command(*moves: RebalanceMove) -> object:
+        return rebalance_command(here, calls.BeginRebalance(moves=moves), 5)
+
+    good = RebalanceMove(GROUP, "r1", "b4", 150 * MIB)
+    assert command(good) == BeginRebalance(((GROUP, "r1", "b4", 150 * MIB),), 5)
+    for wrong in (RebalanceMove(GROUP, "r1", "b9", 1), RebalanceMove(GROUP, "r1", "b4", -1)):
+        with pytest.raises(InvalidInputError):
+            command(wrong)
+    with pytest.raises(CapacityError, match="of 250 MiB"):
+        command(RebalanceMove(GROUP, "r1", "b4", 250 * MIB))
+    with pytest.raises(InvalidInputError, match="plan anew"):
+        command(good, good)  # the first one takes the space of the second
+    with pytest.raises(InvalidInputError, match="more than one plan"):
+        command(*[good] * (MAX_PLANNED + 1))
+    leaving = sites(log, broker("b4", draining=True))
+    with pytest.raises(InvalidInputError, match="to be emptied"):
+        rebalance_command(leaving, calls.BeginRebalance(moves=(good,)), 5)

@@ -1,0 +1,293 @@
+"""REST over real HTTP: every route's contract, on a queue in memory."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import msgspec
+
+from rayqueue.errors import LeadershipLostError, QueueFullError
+from rayqueue.gateway.rest import problems
+from rayqueue.gateway.server import Gateway
+from rayqueue.testing import memory, wait_for
+
+
+def make(rest: httpx.Client, **settings: Any) -> None:
+    assert rest.post("/v1/topics", json={"name": "orders", **settings}).status_code == 201
+
+
+def put(rest: httpx.Client, *records: Any, **headers: str) -> Any:
+    answer = rest.post("/v1/topics/orders/records", json={"records": list(records)}, headers=headers)
+    assert answer.status_code == 200, answer.text
+    return answer.json()["records"]
+
+
+def problem(answer: httpx.Response, status: int, code: str) -> Any:
+    assert (answer.status_code, answer.json()["code"]) == (status, code), answer.text
+    assert answer.headers["content-type"] == problems.CONTENT_TYPE
+    assert answer.json()["status"] == status
+    assert answer.json()["title"]
+    return answer.json()
+
+
+def test_topics(rest: httpx.Client) -> None:
+    made = rest.post("/v1/topics", json={"name": "orders", "partitions": 2, "retention_ms": 5000})
+    assert (made.status_code, made.json()["partitions"], made.json()["settings"]["retention_ms"]) == (201, 2, 5000)
+    problem(rest.post("/v1/topics", json={"name": "orders"}), 409, "topic_exists")
+    again = rest.post("/v1/topics", json={"name": "orders", "if_missing": True})
+    assert again.json()["topic_id"] == made.json()["topic_id"]
+    problem(rest.post("/v1/topics", json={"name": "orders", "if_missing": True, "lanes": 2}), 409, "topic_differs")
+    assert [each["name"] for each in rest.get("/v1/topics").json()["topics"]] == ["orders"]
+    changed = rest.patch("/v1/topics/orders", json={"partitions": 3, "retention_ms": None})
+    assert (changed.json()["partitions"], changed.json()["settings"]["retention_ms"]) == (3, None)
+    problem(rest.patch("/v1/topics/orders", json={"partitions": 1}), 400, "invalid_input")
+    problem(rest.patch("/v1/topics/orders", json={}), 400, "invalid_input")
+    detail = rest.get("/v1/topics/orders").json()
+    replicas = detail["partitions"][0]["replicas"]
+    assert sorted(each["role"] for each in replicas) == ["follower", "follower", "leader"]
+    assert {each["high_watermark"] for each in replicas} == {0}
+    assert rest.delete("/v1/topics/orders").status_code == 204
+    problem(rest.delete("/v1/topics/orders"), 404, "unknown_topic")
+    problem(rest.get("/v1/topics/orders"), 404, "unknown_topic")
+
+
+def test_records_come_back_as_they_were_published(rest: httpx.Client) -> None:
+    make(rest, lanes=2)
+    records: list[dict[str, Any]] = [
+        {"value": {"a": [1, None, "ü"]}, "key": "k", "headers": {"h": "1"}},
+        {"text": "plain, not JSON"},
+        {"base64": "AP8="},
+        {},
+        {"value": None, "timestamp_ms": 1234},
+        {"text": "low", "priority": 1, "partition": 0, "key_base64": "AP8=", "headers_base64": {"x": "/w=="}},
+    ]
+    assert [each["offset"] for each in put(rest, *records[:5])] == [0, 1, 2, 3, 4]
+    assert [each["offset"] for each in put(rest, records[5])] == [5]
+    found = rest.get("/v1/topics/orders/records").json()["records"]
+    assert [each["offset"] for each in found] == [0, 1, 2, 3, 4, 5]
+    kept = ("value", "text", "base64", "key", "key_base64", "headers", "headers_base64")
+    shown = [{name: each[name] for name in kept if name in each} for each in found]
+    assert shown == [{name: value for name, value in each.items() if name in kept} for each in records]
+    assert found[4]["timestamp_ms"] == 1234
+    assert found[5]["lane"] == 1
+    coded = rest.get("/v1/topics/orders/records", params={"format": "base64", "offset": 1, "max": 1}).json()["records"]
+    assert coded[0]["base64"] == "cGxhaW4sIG5vdCBKU09O"
+    late = rest.get("/v1/topics/orders/records", params={"timestamp_ms": 2**42}).json()["records"]
+    assert late == []
+
+
+def test_a_raw_body_is_a_value(rest: httpx.Client) -> None:
+    make(rest)
+    body = bytes(range(256))
+    sent = rest.post("/v1/topics/orders/records/raw", params={"key": "k"}, content=body)
+    assert sent.status_code == 200
+    (found,) = rest.get("/v1/topics/orders/records", params={"format": "base64"}).json()["records"]
+    assert msgspec.convert(found["base64"], bytes) == body
+    assert found["key"] == "k"
+
+
+def test_an_idempotency_key_writes_once_whichever_gateway_is_asked(
+    rest: httpx.Client, rq: memory.MemoryQueue, start: Callable[..., Gateway]
+) -> None:
+    make(rest)
+    other = start(rq.another())
+    first = put(rest, {"text": "once"}, **{"Idempotency-Key": "k1"})
+    url = f"http://127.0.0.1:{other.rest_port}/v1/topics/orders/records"
+    again = httpx.post(url, json={"records": [{"text": "once"}]}, headers={"Idempotency-Key": "k1"}, timeout=30)
+    assert again.json()["records"] == first
+    assert again.headers["idempotency-replayed"] == "true"
+    twice = httpx.post(url, json={"records": [{"text": "two"}]}, headers={"Idempotency-Key": "k1"}, timeout=30)
+    problem(twice, 422, "request_conflict")
+    assert len(rest.get("/v1/topics/orders/records").json()["records"]) == 1
+
+
+def test_a_session_reads_acknowledges_and_goes_on_where_it_was(rest: httpx.Client) -> None:
+    make(rest, partitions=2)
+    put(rest, *({"text": str(number)} for number in range(10)))
+    opened = rest.post("/v1/groups/billing/sessions", json={"topics": ["orders"]})
+    assert opened.status_code == 201
+    session = opened.json()["session"]
+    found = rest.get(f"/v1/sessions/{session}/records", params={"max": 4}).json()["records"]
+    while len(found) < 4:
+        found += rest.get(f"/v1/sessions/{session}/records", params={"max": 4 - len(found)}).json()["records"]
+    places = [{name: each[name] for name in ("topic", "partition", "offset", "lane")} for each in found]
+    acked = rest.post(f"/v1/sessions/{session}/ack", json={"records": places[:3]})
+    assert acked.json() == {"acknowledged": 3}
+    problem(rest.post(f"/v1/sessions/{session}/ack", json={"records": places[:1]}), 400, "invalid_input")
+    problem(rest.post(f"/v1/sessions/{session}/ack", json={}), 400, "invalid_input")
+    beat = rest.post(f"/v1/sessions/{session}/heartbeat").json()
+    assert beat["assignment"] == [{"topic": "orders", "partition": 0}, {"topic": "orders", "partition": 1}]
+    assert rest.get("/v1/groups/billing").json()["lag"] == 7
+    problem(rest.delete("/v1/groups/billing"), 409, "group_not_empty")
+    assert rest.delete(f"/v1/sessions/{session}").status_code == 204
+    problem(rest.get(f"/v1/sessions/{session}/records"), 410, "session_gone")
+    problem(rest.get("/v1/sessions/another.abc/records"), 421, "session_elsewhere")
+    session = rest.post("/v1/groups/billing/sessions", json={"topics": ["orders"]}).json()["session"]
+    rest_of: list[int] = []
+    handed: list[Any] = []
+    while len(rest_of) < 7:
+        handed += rest.get(f"/v1/sessions/{session}/records").json()["records"]
+        rest_of = [each["value"] for each in handed]
+    acknowledged = {each["value"] for each in found[:3]}
+    assert sorted(rest_of) == sorted(set(range(10)) - acknowledged)
+    places = [{name: each[name] for name in ("topic", "partition", "offset", "lane")} for each in handed]
+    assert rest.post(f"/v1/sessions/{session}/ack", json={"records": places}).json() == {"acknowledged": 7}
+
+
+def test_an_answer_that_was_lost_comes_again_and_is_not_acknowledged_unseen(rest: httpx.Client) -> None:
+    make(rest)
+    put(rest, *({"text": str(number)} for number in range(9)))
+    session = rest.post("/v1/groups/g/sessions", json={"topics": ["orders"]}).json()["session"]
+
+    def read(**params: int) -> tuple[list[int], int]:
+        answer = rest.get(f"/v1/sessions/{session}/records", params={"max": 3, **params}).json()
+        return [each["value"] for each in answer["records"]], answer["cursor"]
+
+    def ack(through: int) -> httpx.Response:
+        return rest.post(f"/v1/sessions/{session}/ack", json={"through": through})
+
+    assert read() == ([0, 1, 2], 3)
+    assert read(cursor=3) == ([3, 4, 5], 6)  # lost on its way
+    assert read(cursor=3) == ([3, 4, 5], 6)
+    assert ack(6).json() == {"acknowledged": 6}
+    assert read(cursor=6) == ([6, 7, 8], 9)
+    problem(ack(10), 400, "invalid_input")
+    problem(rest.get(f"/v1/sessions/{session}/records", params={"cursor": 10}), 400, "invalid_input")
+    assert read(wait_ms=0) == ([], 9)  # does not say what it has seen
+    problem(ack(9), 400, "invalid_input")
+    assert rest.get("/v1/groups/g").json()["lag"] == 3
+
+
+def test_a_session_that_is_not_heard_of_leaves(rest: httpx.Client, rq: memory.MemoryQueue) -> None:
+    make(rest)
+    opened = rest.post("/v1/groups/g/sessions", json={"topics": ["orders"], "timeout_ms": 1000}).json()
+    rest.get(f"/v1/sessions/{opened['session']}/records", params={"wait_ms": 0})
+    wait_for(lambda: not rq.group("g").members, "the session to leave", 30)
+    problem(rest.post(f"/v1/sessions/{opened['session']}/heartbeat"), 410, "session_gone")
+
+
+def test_a_tracked_consumer_gets_each_record_once_also_from_two_gateways(
+    rest: httpx.Client, rq: memory.MemoryQueue, start: Callable[..., Gateway]
+) -> None:
+    make(rest, partitions=4)
+    put(rest, *({"text": f"v{number}"} for number in range(60)))
+    other = start(rq.another())
+    found: list[str] = []
+    with httpx.Client(base_url=f"http://127.0.0.1:{other.rest_port}", timeout=30) as second:
+
+        def everything() -> bool:
+            for client in (rest, second):
+                answer = client.get("/v1/topics/orders/consumers/w1/records", params={"max": 7, "wait_ms": 50})
+                assert answer.status_code == 200, answer.text
+                found.extend(each["text"] for each in answer.json()["records"])
+            return len(found) >= 60
+
+        wait_for(everything, "all records", 30)
+        assert not everything() or len(found) == 60
+    assert sorted(found) == sorted(f"v{number}" for number in range(60))
+
+
+def test_groups_are_listed_reset_and_deleted(rest: httpx.Client) -> None:
+    make(rest)
+    put(rest, *({"text": str(number)} for number in range(5)))
+    session = rest.post("/v1/groups/g/sessions", json={"topics": ["orders"]}).json()["session"]
+    assert rest.get(f"/v1/sessions/{session}/records").json()["cursor"] == 5
+    rest.post(f"/v1/sessions/{session}/ack", json={"through": 5})
+    problem(rest.post("/v1/groups/g/reset", json={"to": "earliest"}), 409, "group_not_empty")
+    rest.delete(f"/v1/sessions/{session}")
+    planned = rest.post("/v1/groups/g/reset", json={"to": 2, "topic": "orders", "dry_run": True}).json()
+    assert (planned["executed"], planned["positions"][0]["after"]) == (False, {"0": 2})
+    assert rest.get("/v1/groups/g").json()["lag"] == 0
+    assert rest.post("/v1/groups/g/reset", json={"to": 2, "topic": "orders"}).json()["executed"]
+    assert rest.get("/v1/groups/g").json()["lag"] == 3
+    problem(rest.post("/v1/groups/g/reset", json={"to": 2, "by": 1}), 400, "invalid_input")
+    assert [each["group"] for each in rest.get("/v1/groups").json()["groups"]] == ["g"]
+    assert rest.delete("/v1/groups/g").status_code == 204
+    problem(rest.get("/v1/groups/g"), 404, "unknown_group")
+
+
+def test_a_tail_tells_what_comes(rest: httpx.Client) -> None:
+    make(rest)
+    put(rest, {"value": {"n": 1}}, {"text": "two\nlines"})
+    with rest.stream("GET", "/v1/topics/orders/tail", params={"start": "earliest"}) as events:
+        assert events.headers["content-type"].startswith("text/event-stream")
+        sender = threading.Timer(0.2, lambda: put(rest, {"value": 3}))
+        sender.start()
+        told: list[Any] = []
+        for line in events.iter_lines():
+            if line.startswith("data: "):
+                told.append(json.loads(line.removeprefix("data: ")))
+            if len(told) == 3:
+                break
+        sender.join()
+    assert [each.get("value", each.get("text")) for each in told] == [{"n": 1}, "two\nlines", 3]
+    problem(rest.get("/v1/topics/nothing/tail"), 404, "unknown_topic")
+    problem(rest.get("/v1/topics/orders/tail", params={"offset": 1}), 400, "invalid_input")
+
+
+def test_falconqs_routes_answer_as_its_readme_shows(rest: httpx.Client) -> None:
+    problem(rest.get("/topic/orders/peek", params={"offset": 0, "batch": 5}), 404, "unknown_topic")
+    assert rest.get("/topics").json() == {"topics": []}
+    make(rest, lanes=2)
+    for text, priority in (("normal", "low"), ("urgent", "high"), ("later", "low")):
+        sent = rest.post("/topic/orders/publish", json={"message": text, "priority": priority})
+        assert sent.json()["status"] == "published"
+    assert rest.get("/topics").json() == {"topics": ["orders"]}
+    assert rest.get("/topics/orders/partitions").json() == {"partitions": [{"id": 0}], "topic": "orders"}
+    peeked = rest.get("/topic/orders/peek", params={"offset": 0, "batch": 5}).json()["messages"]
+    assert [each["message"] for each in peeked] == ["normal", "urgent", "later"]
+    got: list[str] = []
+    for _ in range(4):
+        answer = rest.get("/topic/orders/consume", params={"consumerID": "worker1", "batch": 1}).json()
+        got += [each["message"] for each in answer["messages"]]
+    assert got == ["urgent", "normal", "later"]
+
+
+def test_cluster_and_health(rest: httpx.Client) -> None:
+    assert rest.get("/healthz").json()["status"] == "ok"
+    assert rest.get("/readyz").json()["status"] == "ok"
+    assert [each["alive"] for each in rest.get("/v1/cluster").json()["brokers"]] == [True] * 3
+
+
+def test_the_document_and_its_pages_need_nobody_else(rest: httpx.Client) -> None:
+    document = rest.get("/openapi.json").json()
+    assert document["openapi"] == "3.1.0"
+    for page in ("/docs", "/redoc"):
+        text = rest.get(page).text
+        assert "//cdn" not in text
+        assert "googleapis" not in text
+    assert rest.get("/docs/static/swagger-ui-bundle.js").status_code == 200
+
+
+def test_a_producer_repeats_what_can_be_and_a_full_topic_is_told(rest: httpx.Client, rq: memory.MemoryQueue) -> None:
+    make(rest)
+    put(rest, {"text": "warm"})
+    rq.fail_next("append", LeadershipLostError("lost"), topic="orders", times=2, carried_out=True)
+    put(rest, {"text": "x"})
+    assert len(rest.get("/v1/topics/orders/records").json()["records"]) == 2
+    rq.fail_next("append", QueueFullError("full"), topic="orders")
+    full = rest.post("/v1/topics/orders/records", json={"records": [{"text": "y"}]})
+    assert problem(full, 429, "queue_full")["retriable"]
+    assert full.headers["retry-after"] == "1"
+
+
+def test_a_topic_that_is_made_again_is_written_to(rest: httpx.Client) -> None:
+    for number in range(3):
+        make(rest)
+        assert put(rest, {"text": str(number)}, {"text": "more"})[0]["offset"] == 0
+        assert rest.delete("/v1/topics/orders").status_code == 204
+
+
+def test_without_a_leader_a_publish_is_told_to_retry(rq: memory.MemoryQueue, start: Callable[..., Gateway]) -> None:
+    gateway = start(request_timeout_ms=1500)
+    with httpx.Client(base_url=f"http://127.0.0.1:{gateway.rest_port}", timeout=30) as rest:
+        make(rest)
+        put(rest, {"text": "warm"})
+        with rq.without_leader("orders"):
+            answer = rest.post("/v1/topics/orders/records", json={"records": [{"text": "x"}]})
+        assert answer.status_code in (503, 504)
+        assert answer.headers["content-type"] == problems.CONTENT_TYPE

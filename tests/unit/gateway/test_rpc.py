@@ -1,0 +1,410 @@
+"""gRPC over real sockets: every method's contract, on a queue in memory."""
+
+from __future__ import annotations
+
+import importlib.machinery
+import importlib.util
+import queue
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from google.rpc import error_details_pb2
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
+from grpc_status import rpc_status
+
+from rayqueue.gateway.keys import KeyStore
+from rayqueue.gateway.rpc.serving import SERVICES
+from rayqueue.gateway.rpc.v1 import admin_pb2, common_pb2
+from rayqueue.gateway.rpc.v1 import records_pb2 as pb
+from rayqueue.gateway.rpc.v1.admin_pb2_grpc import AdminServiceStub
+from rayqueue.gateway.rpc.v1.records_pb2_grpc import RecordServiceStub
+from rayqueue.gateway.server import Gateway
+from rayqueue.testing import memory, wait_for
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def stub_of(kind: Any, channel: grpc.Channel) -> Any:
+    return kind(channel)
+
+
+@pytest.fixture
+def channel(gateway: Gateway) -> Iterator[grpc.Channel]:
+    with grpc.insecure_channel(f"127.0.0.1:{gateway.grpc_port}") as made:
+        yield made
+
+
+@pytest.fixture
+def records(channel: grpc.Channel) -> Any:
+    return stub_of(RecordServiceStub, channel)
+
+
+@pytest.fixture
+def admin(channel: grpc.Channel) -> Any:
+    return stub_of(AdminServiceStub, channel)
+
+
+def new(*values: bytes, **fields: Any) -> list[common_pb2.NewRecord]:
+    return [common_pb2.NewRecord(value=value, **fields) for value in values]
+
+
+def reason(error: grpc.RpcError) -> tuple[grpc.StatusCode, str]:
+    """Its code, and ours."""
+    status = rpc_status.from_call(error)
+    assert status is not None, error
+    info = error_details_pb2.ErrorInfo()
+    assert status.details[0].Unpack(info)
+    assert info.domain == "rayqueue"
+    return error.code(), info.reason
+
+
+def refused(call: Callable[..., Any], *arguments: Any) -> tuple[grpc.StatusCode, str]:
+    with pytest.raises(grpc.RpcError) as told:
+        call(*arguments)
+    return reason(told.value)
+
+
+class Sent:
+    """A request stream that a test feeds."""
+
+    def __init__(self) -> None:
+        self._waiting: queue.Queue[Any] = queue.Queue()
+
+    def put(self, **message: Any) -> None:
+        self._waiting.put(pb.SubscribeRequest(**message))
+
+    def end(self) -> None:
+        self._waiting.put(None)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._waiting.get, None)
+
+
+def test_the_stubs_are_what_the_protos_say() -> None:
+    loader = importlib.machinery.SourceFileLoader("protos", str(ROOT / "scripts" / "protos"))
+    spec = importlib.util.spec_from_loader("protos", loader)
+    assert spec is not None
+    protos = importlib.util.module_from_spec(spec)
+    loader.exec_module(protos)
+    assert protos.stale() == [], "run scripts/protos"
+
+
+def test_a_simple_client_needs_append_poll_and_ack(records: Any, admin: Any) -> None:
+    made = admin.CreateTopic(
+        admin_pb2.CreateTopicRequest(name="orders", settings=admin_pb2.TopicSettings(partitions=2, lanes=2))
+    )
+    assert (made.topic.partitions, made.topic.settings.lanes) == (2, 2)
+    sent = [*new(b"a", b"b", key=b"k"), *new(b"c", partition=1, priority=1, timestamp_ms=5), common_pb2.NewRecord()]
+    sent[0].headers.add(name="h", value=b"\xff")
+    answer = records.Append(pb.AppendRequest(topic="orders", records=sent))
+    assert len(answer.records) == 4
+    polled = records.Poll(pb.PollRequest(group="g", topics=["orders"], max_records=10, wait_ms=1000))
+    found = list(polled.records)
+    while len(found) < 4:
+        found += records.Poll(pb.PollRequest(session=polled.session, wait_ms=1000)).records
+    assert sorted(each.value for each in found) == [b"", b"a", b"b", b"c"]
+    (first,) = (each for each in found if each.value == b"a")
+    assert (first.key, first.headers[0].name, first.headers[0].value) == (b"k", "h", b"\xff")
+    (empty,) = (each for each in found if not each.value)
+    assert not empty.HasField("value")
+    places = [common_pb2.Place(topic=e.topic, partition=e.partition, offset=e.offset, lane=e.lane) for e in found]
+    acked = records.Ack(pb.AckRequest(session=polled.session, places=places[:1]))
+    assert acked.acknowledged == 1
+    assert records.Ack(pb.AckRequest(session=polled.session, places=places[1:])).acknowledged == 3
+    described = admin.DescribeGroup(admin_pb2.DescribeGroupRequest(group="g"))
+    assert (described.lag, described.group.state) == (0, "stable")
+    records.CloseSession(pb.CloseSessionRequest(session=polled.session))
+    gone = refused(lambda: records.Poll(pb.PollRequest(session=polled.session)))
+    assert gone == (grpc.StatusCode.FAILED_PRECONDITION, "session_gone")
+
+
+def test_errors_have_our_codes_and_when_to_come_again(records: Any, admin: Any) -> None:
+    code = grpc.StatusCode
+    unknown = refused(lambda: records.Append(pb.AppendRequest(topic="none", records=new(b"x"))))
+    assert unknown == (code.NOT_FOUND, "unknown_topic")
+    empty = refused(lambda: records.Append(pb.AppendRequest(topic="none")))
+    assert empty == (code.INVALID_ARGUMENT, "invalid_input")
+    admin.CreateTopic(admin_pb2.CreateTopicRequest(name="orders"))
+    again = refused(lambda: admin.CreateTopic(admin_pb2.CreateTopicRequest(name="orders")))
+    assert again == (code.ALREADY_EXISTS, "topic_exists")
+    names = refused(lambda: admin.CreateTopic(admin_pb2.CreateTopicRequest(name="\x00")))
+    assert names == (code.INVALID_ARGUMENT, "invalid_input")
+    reset = refused(lambda: admin.ResetGroup(admin_pb2.ResetGroupRequest(group="g")))
+    assert reset == (code.INVALID_ARGUMENT, "invalid_input")
+
+
+def test_an_idempotency_key_writes_once(records: Any, admin: Any, rq: memory.MemoryQueue) -> None:
+    admin.CreateTopic(admin_pb2.CreateTopicRequest(name="orders"))
+    request = pb.AppendRequest(topic="orders", records=new(b"x"), idempotency_key="k")
+    first, second = records.Append(request), records.Append(request)
+    assert (first.replayed, second.replayed) == (False, True)
+    assert first.records[0].offset == second.records[0].offset
+    assert rq.topic("orders").records == 1
+    other = pb.AppendRequest(topic="orders", records=new(b"y"), idempotency_key="k")
+    assert refused(lambda: records.Append(other))[1] == "request_conflict"
+
+
+def test_a_stream_of_batches_is_answered_batch_by_batch(records: Any, admin: Any, rq: memory.MemoryQueue) -> None:
+    admin.CreateTopic(admin_pb2.CreateTopicRequest(name="orders"))
+
+    def requests() -> Iterator[pb.ProduceRequest]:
+        yield pb.ProduceRequest(number=1, topic="orders", records=new(b"a", b"b"))
+        yield pb.ProduceRequest(number=2, topic="none", records=new(b"x"))
+        for number in range(3, 50):
+            yield pb.ProduceRequest(number=number, topic="orders", records=new(b"%d" % number))
+
+    answers = {each.number: each for each in records.Produce(requests())}
+    assert sorted(answers) == list(range(1, 50))
+    assert answers[2].problem.code == "unknown_topic"
+    assert [len(answers[number].records) for number in (1, 3)] == [2, 1]
+    offsets = [answers[number].records[0].offset for number in range(3, 50)]
+    assert offsets == sorted(offsets)
+    assert rq.topic("orders").records == 49
+
+
+def test_fetch_reads_from_a_place_on_and_goes_on(records: Any, admin: Any) -> None:
+    admin.CreateTopic(admin_pb2.CreateTopicRequest(name="orders"))
+    records.Append(pb.AppendRequest(topic="orders", records=new(b"0", b"1", b"2")))
+    stream = records.Fetch(pb.FetchRequest(topic="orders", partition=0, offset=1))
+    found: list[bytes] = []
+    for answer in stream:
+        found += [each.value for each in answer.records]
+        if found == [b"1", b"2"]:
+            records.Append(pb.AppendRequest(topic="orders", records=new(b"3")))
+        if len(found) == 3:
+            break
+    stream.cancel()
+    assert found == [b"1", b"2", b"3"]
+
+
+def test_a_subscription_sends_what_there_is_credit_for(records: Any, admin: Any, rq: memory.MemoryQueue) -> None:
+    admin.CreateTopic(admin_pb2.CreateTopicRequest(name="orders"))
+    records.Append(pb.AppendRequest(topic="orders", records=new(*(b"%d" % number for number in range(10)))))
+    sent = Sent()
+    sent.put(join=pb.Join(group="g", topics=["orders"], credit=3))
+    answers = records.Subscribe(iter(sent))
+    assert next(answers).joined.group == "g"
+    first = next(answers).records
+    got = list(first.records)
+    assert (len(got), first.cursor) == (3, 3)
+    sent.put(ack=pb.AckRecords(number=7, through=first.cursor))
+    acked = next(answers).acked
+    assert (acked.number, acked.acknowledged) == (7, 3)
+    sent.put(heartbeat=pb.Heartbeat())
+    sent.put(credit=pb.Credit(records=100))
+    while len(got) < 10:
+        got += next(answers).records.records
+    assert [each.value for each in got] == [b"%d" % number for number in range(10)]
+    sent.put(ack=pb.AckRecords(number=8, places=[common_pb2.Place(topic="orders", partition=0, offset=0)]))
+    assert next(answers).acked.problem.code == "invalid_input"
+    sent.end()
+    assert list(answers) == []
+    wait_for(lambda: not rq.group("g").members, "the member to leave")
+    assert rq.group("g").lag == 7
+
+
+def test_a_subscription_whose_caller_is_silent_or_gone_leaves_its_group(
+    records: Any, admin: Any, rq: memory.MemoryQueue
+) -> None:
+    admin.CreateTopic(admin_pb2.CreateTopicRequest(name="orders"))
+    silent, gone = Sent(), Sent()
+    silent.put(join=pb.Join(group="g", topics=["orders"], credit=3, timeout_ms=1000))
+    gone.put(join=pb.Join(group="g", topics=["orders"], credit=3))
+    first, second = records.Subscribe(iter(silent)), records.Subscribe(iter(gone))
+    next(first)
+    next(second)
+    wait_for(lambda: any(each.members for each in rq.groups()), "a member", 30)
+    second.cancel()
+    assert refused(lambda: next(first)) == (grpc.StatusCode.FAILED_PRECONDITION, "session_gone")
+    wait_for(lambda: not any(each.members for each in rq.groups()), "both to leave", 30)
+    silent.end()
+    gone.end()
+
+
+def test_a_deadline_and_a_cancellation_end_a_call(records: Any, admin: Any, gateway: Gateway) -> None:
+    admin.CreateTopic(admin_pb2.CreateTopicRequest(name="orders"))
+    with pytest.raises(grpc.RpcError) as told:
+        records.Poll(pb.PollRequest(group="g", topics=["orders"], wait_ms=20_000), timeout=1.0)
+    assert told.value.code() == grpc.StatusCode.DEADLINE_EXCEEDED
+    stream = records.Fetch(pb.FetchRequest(topic="orders"))
+    threading.Timer(0.2, stream.cancel).start()
+    with pytest.raises(grpc.RpcError) as told:
+        list(stream)
+    assert told.value.code() == grpc.StatusCode.CANCELLED
+    wait_for(lambda: gateway.limits.streams._held.get("open 127.0.0.1", 0) == 0, "the stream's place to be free")
+
+
+def test_admin_says_what_rest_says(admin: Any, records: Any) -> None:
+    admin.CreateTopic(admin_pb2.CreateTopicRequest(name="orders", settings=admin_pb2.TopicSettings(retention_ms=9000)))
+    records.Append(pb.AppendRequest(topic="orders", records=new(b"x")))
+    assert [each.name for each in admin.ListTopics(admin_pb2.ListTopicsRequest()).topics] == ["orders"]
+    altered = admin.AlterTopic(
+        admin_pb2.AlterTopicRequest(
+            name="orders", settings=admin_pb2.TopicSettings(partitions=2), clear=["retention_ms"]
+        )
+    )
+    assert (altered.topic.partitions, altered.topic.settings.HasField("retention_ms")) == (2, False)
+    found = admin.DescribeTopic(admin_pb2.DescribeTopicRequest(name="orders"))
+    assert (found.records, len(found.partitions), len(found.partitions[0].replicas)) == (1, 2, 3)
+    polled = records.Poll(pb.PollRequest(group="g", topics=["orders"], wait_ms=2000))
+    records.Ack(pb.AckRequest(session=polled.session, through=polled.cursor))
+    records.CloseSession(pb.CloseSessionRequest(session=polled.session))
+    request = admin_pb2.ResetGroupRequest(group="g", to_earliest=True, topic="orders", dry_run=True)
+    assert admin.ResetGroup(request).positions[0].after == {0: 0}
+    assert [each.group for each in admin.ListGroups(admin_pb2.ListGroupsRequest()).groups] == ["g"]
+    admin.DeleteGroup(admin_pb2.DeleteGroupRequest(group="g"))
+    assert len(admin.DescribeCluster(admin_pb2.DescribeClusterRequest()).brokers) == 3
+    admin.DeleteTopic(admin_pb2.DeleteTopicRequest(name="orders"))
+    assert not admin.ListTopics(admin_pb2.ListTopicsRequest()).topics
+
+
+def test_health_and_reflection(channel: grpc.Channel) -> None:
+    health = health_pb2_grpc.HealthStub(channel)
+    for service in ("", "rayqueue.v1.RecordService"):
+        told = health.Check(health_pb2.HealthCheckRequest(service=service))
+        assert told.status == health_pb2.HealthCheckResponse.SERVING
+    names = ProtoReflectionDescriptorDatabase(channel).get_services()
+    assert {each.full_name for each in SERVICES} <= set(names)
+
+
+# -- who may what ---------------------------------------------------------------------------------------
+
+
+def each_method() -> list[Any]:
+    return [method for service in SERVICES for method in service.methods]
+
+
+def call(channel: grpc.Channel, method: Any, key: str | None, request: Any) -> Any:
+    """Call a method that is known by its descriptor alone."""
+    kinds = {
+        (False, False): channel.unary_unary,
+        (False, True): channel.unary_stream,
+        (True, False): channel.stream_unary,
+        (True, True): channel.stream_stream,
+    }
+    make = kinds[method.client_streaming, method.server_streaming]
+    path = f"/{method.containing_service.full_name}/{method.name}"
+    made: Any = make(path, request_serializer=lambda given: given, response_deserializer=lambda told: told)
+    metadata = [] if key is None else [("authorization", f"Bearer {key}")]
+    answer = made(iter([request]) if method.client_streaming else request, metadata=metadata, timeout=20)
+    return list(answer) if method.server_streaming else answer
+
+
+def an_example(method: Any) -> bytes:
+    """A request that would do something, if it were allowed."""
+    examples: dict[str, Any] = {
+        "Append": pb.AppendRequest(topic="orders", records=new(b"x")),
+        "Poll": pb.PollRequest(group="g", topics=["orders"]),
+        "Produce": pb.ProduceRequest(topic="orders", records=new(b"x")),
+        "Fetch": pb.FetchRequest(topic="orders"),
+        "Subscribe": pb.SubscribeRequest(join=pb.Join(group="g", topics=["orders"])),
+        "ResetGroup": admin_pb2.ResetGroupRequest(group="g", to_earliest=True),
+        "Ack": pb.AckRequest(session="x.y"),
+        "CloseSession": pb.CloseSessionRequest(session="x.y"),
+    }
+    if method.name in examples:
+        return bytes(examples[method.name].SerializeToString())
+    fields = {each.name for each in method.input_type.fields}
+    made: Any = getattr(admin_pb2, method.input_type.name)()
+    for name in fields & {"name", "group"}:
+        setattr(made, name, "orders")
+    return bytes(made.SerializeToString())
+
+
+def test_every_method_needs_a_key_and_its_grant(rq: memory.MemoryQueue, start: Callable[..., Gateway]) -> None:
+    rq.create_topic("orders")
+    store = KeyStore(rq)
+    nothing, _ = store.create("nothing", [])
+    revoked, key = store.create("revoked", ["*:*:*"])
+    store.revoke(key.key_id)
+    gateway = start()
+    assert len(each_method()) == 17
+    with grpc.insecure_channel(f"127.0.0.1:{gateway.grpc_port}") as channel:
+        for method in each_method():
+            request = an_example(method)
+            for wrong in (None, "nonsense", revoked.text):
+                told = refused(
+                    lambda method=method, wrong=wrong, request=request: call(channel, method, wrong, request)
+                )
+                assert told == (grpc.StatusCode.UNAUTHENTICATED, "unauthenticated"), method.name
+            if method.name == "Produce":
+                (answer,) = call(channel, method, nothing.text, request)
+                assert pb.ProduceResponse.FromString(answer).problem.code == "permission_denied"
+                continue
+            told = refused(call, channel, method, nothing.text, request)
+            wanted = "session_elsewhere" if method.name in ("Ack", "CloseSession") else "permission_denied"
+            assert told[1] == wanted, method.name
+    assert rq.topic("orders").records == 0
+
+
+def test_a_stream_ends_when_its_key_is_revoked(rq: memory.MemoryQueue, start: Callable[..., Gateway]) -> None:
+    rq.create_topic("orders")
+    store = KeyStore(rq)
+    token, _ = store.create("all", ["*:*:*"])
+    gateway = start()
+    metadata = [("authorization", f"Bearer {token.text}")]
+    with grpc.insecure_channel(f"127.0.0.1:{gateway.grpc_port}") as channel:
+        stub = stub_of(RecordServiceStub, channel)
+        sent = Sent()
+        sent.put(join=pb.Join(group="g", topics=["orders"], credit=10))
+        streams = [
+            stub.Subscribe(iter(sent), metadata=metadata),
+            stub.Fetch(pb.FetchRequest(topic="orders"), metadata=metadata),
+        ]
+        next(streams[0])
+        store.revoke(token.key_id)
+        for stream in streams:
+            assert refused(list, stream)[1] == "unauthenticated"
+        sent.end()
+
+
+# -- hostile callers --------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_bytes_that_are_no_message_do_no_harm(rq: memory.MemoryQueue, start: Callable[..., Gateway]) -> None:
+    from random import Random
+
+    rq.create_topic("orders")
+    gateway = start(max_body_bytes=50_000, slow_timeout_ms=500, max_topic_partitions=4)
+    dice = Random(14)
+    with grpc.insecure_channel(f"127.0.0.1:{gateway.grpc_port}") as channel:
+        for method in each_method():
+            example = an_example(method)
+            for number in range(20):
+                body = bytearray(example if number % 2 else dice.randbytes(dice.randrange(60)))
+                for _ in range(dice.randrange(4)):
+                    if body:
+                        body[dice.randrange(len(body))] = dice.randrange(256)
+                told = _told(channel, method, bytes(body))
+                assert told not in (grpc.StatusCode.UNKNOWN, grpc.StatusCode.INTERNAL), (method.name, bytes(body))
+        rq.create_topic("orders", if_missing=True)  # one of these may have deleted it
+        stub = stub_of(RecordServiceStub, channel)
+        with pytest.raises(grpc.RpcError) as large:
+            stub.Append(pb.AppendRequest(topic="orders", records=new(b"x" * 60_000)))
+        assert large.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+        bomb = pb.AppendRequest(topic="orders", records=new(b"\0" * 3_000_000))
+        with pytest.raises(grpc.RpcError) as large:
+            stub.Append(bomb, compression=grpc.Compression.Gzip)
+        assert large.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert stub.Append(pb.AppendRequest(topic="orders", records=new(b"well"))).records
+
+
+def _told(channel: grpc.Channel, method: Any, body: bytes) -> grpc.StatusCode | None:
+    """What became of it; streams that go on are left soon."""
+    make = channel.stream_stream if method.client_streaming else channel.unary_stream
+    path = f"/{method.containing_service.full_name}/{method.name}"
+    made: Any = make(path, request_serializer=lambda given: given, response_deserializer=lambda told: told)
+    try:
+        if method.name in ("Fetch", "Subscribe"):
+            list(made(iter([body]) if method.client_streaming else body, timeout=0.1))
+        else:
+            call(channel, method, None, body)
+    except grpc.RpcError as error:
+        return error.code()
+    return None

@@ -1,0 +1,94 @@
+"""Transport: TLS for both listeners, and a stop that answers what is under way."""
+
+from __future__ import annotations
+
+import ssl
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import grpc
+import httpx
+import pytest
+import trustme
+
+from rayqueue.config import GatewaySettings
+from rayqueue.errors import ConfigError
+from rayqueue.gateway.keys import KeyStore
+from rayqueue.gateway.rpc.v1 import admin_pb2
+from rayqueue.gateway.rpc.v1.admin_pb2_grpc import AdminServiceStub
+from rayqueue.gateway.server import Gateway, GatewayThread
+from rayqueue.protocol.topics import TopicSettings, declared
+from rayqueue.testing import memory, wait_for
+
+
+def stub_of(channel: grpc.Channel, kind: Any = AdminServiceStub) -> Any:
+    return kind(channel)
+
+
+def test_tls_for_rest_and_grpc(rq: memory.MemoryQueue, start: Callable[..., Gateway], tmp_path: Path) -> None:
+    ca = trustme.CA()
+    issued = ca.issue_cert("localhost", "127.0.0.1")
+    cert, key, root = (tmp_path / name for name in ("cert.pem", "key.pem", "ca.pem"))
+    issued.private_key_pem.write_to_path(key)
+    for blob in issued.cert_chain_pems:
+        blob.write_to_path(cert, append=True)
+    ca.cert_pem.write_to_path(root)
+    token, _ = KeyStore(rq).create("all", ["*:*:*"])
+    gateway = start(host="0.0.0.0", tls_cert_path=cert, tls_key_path=key)
+    headers = {"Authorization": f"Bearer {token.text}"}
+    trusting = ssl.create_default_context(cafile=str(root))
+    url = f"https://127.0.0.1:{gateway.rest_port}/v1/topics"
+    assert httpx.get(url, headers=headers, verify=trusting).status_code == 200
+    assert httpx.get(url, verify=trusting).status_code == 401
+    with pytest.raises(httpx.TransportError):
+        httpx.get(url, headers=headers)
+    with pytest.raises(httpx.TransportError):
+        httpx.get(url.replace("https", "http"), headers=headers)
+    trusted = grpc.ssl_channel_credentials(root.read_bytes())
+    metadata = [("authorization", headers["Authorization"])]
+    with grpc.secure_channel(f"127.0.0.1:{gateway.grpc_port}", trusted) as channel:
+        assert not stub_of(channel).ListTopics(admin_pb2.ListTopicsRequest(), metadata=metadata).topics
+    with grpc.insecure_channel(f"127.0.0.1:{gateway.grpc_port}") as channel, pytest.raises(grpc.RpcError):
+        stub_of(channel).ListTopics(admin_pb2.ListTopicsRequest(), metadata=metadata, timeout=5)
+
+
+def test_a_stop_answers_what_is_under_way_and_leaves_groups(rq: memory.MemoryQueue) -> None:
+    rq.create_topic("orders")
+    thread = GatewayThread(rq, GatewaySettings(rest_port=0, grpc_port=0))
+    gateway = thread.start()
+    url = f"http://127.0.0.1:{gateway.rest_port}"
+    session = httpx.post(f"{url}/v1/groups/g/sessions", json={"topics": ["orders"]}).json()["session"]
+    answers: list[int] = []
+
+    def wait() -> None:
+        answer = httpx.get(f"{url}/v1/sessions/{session}/records", params={"wait_ms": 2000}, timeout=30)
+        answers.append(answer.status_code)
+
+    waiting = threading.Thread(target=wait)
+    waiting.start()
+    wait_for(lambda: any(each.members for each in rq.groups()), "a member")
+    began_s = time.monotonic()
+    thread.stop()
+    waiting.join(30)
+    assert answers == [200]
+    assert time.monotonic() - began_s < 25
+    assert not rq.group("g").members
+    with pytest.raises(httpx.TransportError):
+        httpx.get(f"{url}/healthz")
+
+
+def test_a_port_that_is_taken_is_said(gateway: Gateway, rq: memory.MemoryQueue) -> None:
+    ports: list[dict[str, Any]] = [
+        {"rest_port": gateway.rest_port, "grpc_port": 0},
+        {"rest_port": 0, "grpc_port": gateway.grpc_port},
+    ]
+    for taken in ports:
+        with pytest.raises(ConfigError, match="cannot listen"):
+            GatewayThread(rq, GatewaySettings(**taken)).start()
+
+
+def test_the_proto_has_no_setting_that_topics_have_not() -> None:
+    assert set(admin_pb2.TopicSettings.DESCRIPTOR.fields_by_name) <= set(declared(TopicSettings))

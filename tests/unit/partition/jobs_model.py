@@ -1,0 +1,245 @@
+"""A model of a work queue for tests: every rule as plainly as it can be said, looking through everything each time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from rayqueue.partition import PartitionSettings
+from rayqueue.partition.jobs.commands import Request, Settle
+from rayqueue.partition.jobs.queue import Grant
+
+READY, LEASED, DELAYED, DEAD = "ready", "leased", "delayed", "dead"
+
+
+@dataclass
+class Job:
+    id: int
+    lane: int
+    key: bytes | None
+    state: str = READY
+    deliveries: int = 0
+    forgiven: int = 0
+    token: int = 0
+    due_ms: int = 0
+    expires_ms: int = 0
+    want_result: bool = False
+    notes: list[str] = field(default_factory=list)
+
+
+@dataclass
+class Lease:
+    worker: str
+    attempt: int
+    began_ms: int
+    until_ms: int
+    take: bool
+    ids: list[int]
+    done: set[int] = field(default_factory=set)
+
+
+class Model:
+    def __init__(self, settings: PartitionSettings) -> None:
+        self.settings = settings
+        self.now_ms = 0
+        self.jobs: dict[int, Job] = {}
+        self.leases: dict[int, Lease] = {}
+        self.results: dict[int, tuple[int, str, bytes | None]] = {}
+        self.dedupes: dict[str, tuple[int, int]] = {}
+        self.next_token = 1
+        self.expired = self.dropped = self.deduplicated = 0
+
+    # -- what is there ----------------------------------------------------------------
+
+    def count(self, state: str) -> int:
+        return sum(job.state == state for job in self.jobs.values())
+
+    def eligible(self) -> list[Job]:
+        """Those that may be given to somebody, in order."""
+        ready = [job for job in self.jobs.values() if job.state == READY and not self._is_held(job)]
+        return sorted(ready, key=lambda job: (-job.lane, job.id))
+
+    def _is_held(self, job: Job) -> bool:
+        if not self.settings.ordered_by_key or job.key is None:
+            return False
+        same = [each for each in self.jobs.values() if each.key == job.key and each.state != DEAD]
+        return min(each.id for each in same) != job.id or any(each.state == LEASED for each in same)
+
+    # -- what happens -----------------------------------------------------------------
+
+    def put(self, job_id: int, lane: int, key: bytes | None, **options: Any) -> None:
+        dedupe_id = options.get("dedupe_id")
+        if dedupe_id:
+            if dedupe_id in self.dedupes and self.dedupes[dedupe_id][1] > self.now_ms:
+                self.deduplicated += 1
+                return
+            self.dedupes[dedupe_id] = job_id, self.now_ms + self.settings.dedupe_window_ms
+        due_ms = max(self.now_ms + options.get("delay_ms", 0), options.get("deliver_at_ms", 0))
+        expires_ms = self.now_ms + options["ttl_ms"] if options.get("ttl_ms") else 0
+        job = Job(job_id, lane, key, expires_ms=expires_ms, want_result=options.get("want_result", False))
+        self.jobs[job_id] = job
+        self._wait(job, due_ms)
+
+    def _wait(self, job: Job, due_ms: int) -> None:
+        job.state, job.due_ms = (DELAYED, due_ms) if due_ms > self.now_ms else (READY, 0)
+
+    def pass_time(self, now_ms: int) -> None:
+        self.now_ms = max(self.now_ms, now_ms)
+        for token in sorted(self.leases, key=lambda token: (self.leases[token].until_ms, token)):
+            if self.leases[token].until_ms <= self.now_ms and not self.leases[token].take:
+                self.end(token, "lease expired")
+        for job in list(self.jobs.values()):
+            outlived = 0 < job.expires_ms <= self.now_ms
+            if outlived and job.state in (READY, DELAYED):
+                self._outlive(job)
+            elif job.state == DELAYED and job.due_ms <= self.now_ms:
+                self._wait(job, 0)
+        self.results = {job: each for job, each in self.results.items() if each[0] > self.now_ms}
+        self.dedupes = {name: each for name, each in self.dedupes.items() if each[1] > self.now_ms}
+
+    def granted(self, request: Request, grant: Grant | None) -> None:
+        """What it got is what it should have got."""
+        known = [token for token, each in self.leases.items() if _asked(each, request) and each.ids]
+        if known:
+            assert grant is not None
+            assert (grant.token, sorted(_ids(grant))) == (known[-1], sorted(self.leases[known[-1]].ids))
+            return
+        eligible = self.eligible()
+        count = min(request.max_jobs, len(eligible))
+        if not request.take:
+            count = min(count, self.settings.max_leased - self.count(LEASED))
+        if count < max(request.least_jobs, 1):
+            assert grant is None
+            return
+        assert grant is not None
+        ids = _ids(grant)
+        assert len(ids) == len(set(ids)) == count
+        if self.settings.fair_by_key:
+            best = sorted([job.lane for job in eligible], reverse=True)[:count]
+            assert sorted([self.jobs[each].lane for each in ids], reverse=True) == best
+            assert set(ids) <= {job.id for job in eligible}
+        else:
+            assert ids == [job.id for job in eligible[:count]]
+        assert grant.token == self.next_token
+        self.next_token += 1
+        lease_ms = min(request.lease_ms or self.settings.lease_ms, self.settings.max_lease_ms)
+        until_ms = self.now_ms + (0 if request.take else lease_ms)
+        self.leases[grant.token] = Lease(request.worker, request.attempt, self.now_ms, until_ms, request.take, ids)
+        for job, deliveries in zip(map(self.jobs.__getitem__, ids), _deliveries(grant), strict=True):
+            job.deliveries += 1
+            assert deliveries == job.deliveries
+            job.state, job.token = LEASED, grant.token
+            if request.take:
+                self._finish(job, None)
+
+    def settle(self, told: Settle) -> set[int]:
+        """Those that it does not reach."""
+        ids = [job_id for first, count in told.jobs for job_id in range(first, first + count)]
+        lease = self.leases.get(told.token)
+        if lease is not None and lease.take:
+            lease = None
+        if told.kind == "extend":
+            if lease is None or not lease.ids:
+                return set(ids)
+            asked_ms = self.now_ms + (told.lease_ms or self.settings.lease_ms)
+            lease.until_ms = max(lease.until_ms, min(asked_ms, lease.began_ms + self.settings.max_lease_ms))
+            return set(ids) - set(lease.ids)
+        return {job_id for job_id in ids if not self._settle(told, lease, job_id)}
+
+    def _settle(self, told: Settle, lease: Lease | None, job_id: int) -> bool:
+        job = self.jobs.get(job_id)
+        if lease is not None and job_id in lease.ids:
+            lease.ids.remove(job_id)
+            assert job is not None
+            if told.kind == "ack":
+                lease.done.add(job_id)
+                self._finish(job, told.result)
+            elif told.kind == "nack":
+                self._fail(job, "nack", told.delay_ms)
+            elif told.kind == "reject":
+                job.notes.append("reject")
+                self._die(job)
+            else:
+                job.deliveries -= 1
+                self._wait(job, 0)
+            return True
+        if job is None:
+            return told.kind == "ack" and lease is not None and job_id in lease.done
+        if job.token != told.token or job.state == LEASED or job.token == 0:
+            return False
+        if told.kind == "ack":
+            if lease is not None:
+                lease.done.add(job_id)
+            self._finish(job, told.result)
+        elif told.kind == "reject" and job.state != DEAD:
+            job.notes.append("reject")
+            self._die(job)
+        return True
+
+    def end(self, token: int, why: str) -> int:
+        lease = self.leases[token]
+        ids, lease.ids = lease.ids, []
+        for job_id in ids:
+            self._fail(self.jobs[job_id], why, 0)
+        return len(ids)
+
+    def end_worker(self, worker: str) -> int:
+        tokens = [token for token, each in self.leases.items() if each.worker == worker and not each.take]
+        return sum(self.end(token, "worker gone") for token in tokens)
+
+    def _fail(self, job: Job, why: str, delay_ms: int) -> None:
+        job.notes.append(why)
+        most = self.settings.max_deliveries
+        if most is not None and job.deliveries - job.forgiven >= most:
+            self._die(job)
+        elif 0 < job.expires_ms <= self.now_ms:
+            self._outlive(job)
+        else:
+            self._wait(job, self.now_ms + delay_ms)
+
+    def _outlive(self, job: Job) -> None:
+        job.notes.append("time to live")
+        self.expired += 1
+        self._die(job)
+
+    def _die(self, job: Job) -> None:
+        if job.want_result:
+            self.results[job.id] = self.now_ms + self.settings.result_ttl_ms, "dead", None
+        if self.settings.dead_letter:
+            job.state = DEAD
+        else:
+            self.dropped += 1
+            del self.jobs[job.id]
+
+    def _finish(self, job: Job, result: bytes | None) -> None:
+        if job.want_result:
+            self.results[job.id] = self.now_ms + self.settings.result_ttl_ms, "done", result
+        del self.jobs[job.id]
+
+    def change(self, kind: str, ids: list[int]) -> int:
+        changed = 0
+        for job_id in ids:
+            job = self.jobs.get(job_id)
+            if job is None or (kind == "cancel") != (job.state in (READY, DELAYED)) or job.state == LEASED:
+                continue
+            changed += 1
+            if kind == "redrive":
+                job.notes.append("redriven")
+                job.forgiven, job.expires_ms = job.deliveries, 0
+                self.results.pop(job_id, None)
+                self._wait(job, 0)
+            else:
+                del self.jobs[job_id]
+        return changed
+
+
+def _asked(lease: Lease, request: Request) -> bool:
+    return (lease.worker, lease.attempt) == (request.worker, request.attempt)
+
+
+def _ids(grant: Grant) -> list[int]:
+    return [job_id for part in grant.parts for job_id in range(part.first, part.first + part.count)]
+
+
+def _deliveries(grant: Grant) -> list[int]:
+    return [part.deliveries for part in grant.parts for _ in range(part.count)]

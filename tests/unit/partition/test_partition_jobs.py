@@ -1,0 +1,205 @@
+"""A work queue's rules that need more than a few jobs: fairness, back-off, bounds, many runs, and memory."""
+
+from __future__ import annotations
+
+import tracemalloc
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rayqueue.errors import InvalidInputError, TopicKindError, UnknownFormatError
+from rayqueue.partition import PartitionSettings, configure_command, pass_time_command
+from rayqueue.partition.commands import decode
+from rayqueue.partition.jobs import frontier
+from rayqueue.partition.jobs.commands import (
+    Request,
+    Settle,
+    change_command,
+    end_workers_command,
+    lease_command,
+    settle_command,
+)
+from rayqueue.partition.jobs.leases import REMEMBERED_RUNS
+from rayqueue.partition.jobs.queue import EVENTS_PER_ENTRY, Grant
+from rayqueue.protocol.jobs import JOB_HEADER, JobOptions, encode_options
+from rayqueue.records import RecordBatch
+from tests.unit.log.store_disks import LmdbTestDisk
+from tests.unit.partition.jobs_memory import DiskLog, ack_in_random_order, allocated_bytes, delay
+from tests.unit.partition.partition_log import Log
+
+
+def queue(**settings: Any) -> Log:
+    return Log(PartitionSettings(queue=True, **settings))
+
+
+def put(log: Log, count: int = 1, *, key: bytes | None = None, lane: int = 0, **options: Any) -> None:
+    headers: Any = [[(JOB_HEADER, encode_options(JobOptions(**options)))]] * count if options else None
+    keys = None if key is None else [key] * count
+    log.apply(RecordBatch.encode([b"v"] * count, keys, headers, timestamps=1, lane=lane))
+
+
+def lease(log: Log, attempt: int, max_jobs: int = 1, *, now_ms: int = 1_000, lease_ms: int = 0) -> Grant | None:
+    (grant,) = log.apply(lease_command(now_ms, [Request("w", attempt, max_jobs, 1, lease_ms, False)]))
+    return grant  # type: ignore[no-any-return]
+
+
+def ids(grant: Grant | None) -> list[int]:
+    return [] if grant is None else [part.first + at for part in grant.parts for at in range(part.count)]
+
+
+def settle(log: Log, kind: str, token: int, *jobs: int, now_ms: int = 1_000) -> Any:
+    told = Settle("w", kind, token, tuple([(job, 1) for job in jobs]), -1, 0, "", "", None)
+    return log.apply(settle_command(now_ms, [told]))
+
+
+def test_a_tenant_with_many_jobs_does_not_starve_one_with_few() -> None:
+    log = queue(fair_by_key=True)
+    put(log, 2_000, key=b"many")
+    put(log, 10, key=b"few")
+    got = [ids(lease(log, attempt))[0] for attempt in range(1, 41)]
+    assert {job for job in got[:20] if job >= 2_000} == set(range(2_000, 2_010))
+    put(log, 3, key=b"late")
+    assert len([job for attempt in range(41, 47) for job in ids(lease(log, attempt)) if job >= 2_010]) == 3
+
+
+def test_priorities_hold_across_the_whole_backlog_and_for_retries() -> None:
+    log = queue(lanes=3, retry_backoff_ms=0)
+    put(log, 5, lane=0)
+    put(log, 2, lane=2)
+    put(log, 2, lane=1)
+    first = lease(log, 1, 3)
+    assert ids(first) == [5, 6, 7]
+    assert first is not None
+    settle(log, "nack", first.token, 6)
+    assert ids(lease(log, 2, 4)) == [6, 8, 0, 1]
+
+
+def test_back_off_doubles_up_to_its_bound_and_is_the_same_on_every_replica() -> None:
+    delays: list[int] = []
+    log = queue(retry_backoff_ms=100, retry_backoff_max_ms=1_000, max_deliveries=None)
+    put(log)
+    now_ms = 1_000
+    for attempt in range(1, 9):
+        grant = lease(log, attempt, now_ms=now_ms)
+        assert grant is not None
+        settle(log, "nack", grant.token, 0, now_ms=now_ms)
+        jobs: Any = log.partition.jobs
+        delays.append(jobs.rows.get(0).due_ms - now_ms)
+        now_ms += delays[-1]
+    for delay_ms, plain_ms in zip(delays, (100, 200, 400, 800, 1_000, 1_000, 1_000, 1_000), strict=True):
+        assert 0.75 * plain_ms <= delay_ms <= 1.25 * plain_ms
+    assert len(set(delays[4:])) > 1  # they do not come back all at once
+    assert log.twin_from_checkpoint(log.checkpoint()).partition.checkpoint() == log.partition.checkpoint()
+
+
+def test_what_is_due_at_once_is_dealt_with_a_bounded_part_at_a_time() -> None:
+    log = queue(lease_ms=10, max_leased=100_000)
+    count = EVENTS_PER_ENTRY + 5
+    put(log, count)
+    for attempt in range(count):
+        lease(log, attempt)
+    jobs: Any = log.partition.jobs
+    log.apply(pass_time_command(2_000))
+    assert (jobs.counts.leased, jobs.counts.ready) == (5, EVENTS_PER_ENTRY)
+    log.crash()
+    log.apply(pass_time_command(2_000))
+    jobs = log.partition.jobs
+    assert (jobs.counts.leased, jobs.counts.ready) == (0, count)
+
+
+def test_what_is_remembered_of_a_lease_is_bounded() -> None:
+    log = queue()
+    put(log, 1_000)
+    grant = lease(log, 1, 1_000)
+    assert grant is not None
+    settle(log, "ack", grant.token, *range(0, 1_000, 2))
+    log.apply(end_workers_command(1_000, ["w"]))
+    jobs: Any = log.partition.jobs
+    assert len(jobs.leases.get(grant.token).done) == REMEMBERED_RUNS
+    assert settle(log, "ack", grant.token, 998)[0].lost == ()
+    assert settle(log, "ack", grant.token, 0)[0].lost == ((0, 1),)
+
+
+def test_more_runs_than_are_kept_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(frontier, "MAX_RUNS", 3)
+    log = queue()
+    for _ in range(10):
+        put(log, 2)
+        put(log, 1, want_result=True)
+    assert ids(lease(log, 1, 7)) == list(range(7))
+    twin = log.twin_from_checkpoint(log.checkpoint())
+    log.crash()
+    put(log, 2)
+    assert ids(lease(log, 2, 100)) == list(range(7, 32))
+    twin.catch_up()
+    assert twin.partition.checkpoint() == log.partition.checkpoint()
+
+
+def test_a_queue_on_lmdb_is_the_same_after_a_restart(tmp_path: Path) -> None:
+    log = Log(PartitionSettings(queue=True, ordered_by_key=True, fair_by_key=True), LmdbTestDisk(tmp_path))
+    for number in range(30):
+        put(log, 3, key=b"k%d" % (number % 4), want_result=number % 2 == 0, delay_ms=number % 3 * 500)
+    grant = lease(log, 1, 3)
+    assert grant is not None
+    settle(log, "nack", grant.token, *ids(grant)[:1])
+    settle(log, "ack", grant.token, *ids(grant)[1:2])
+    before = log.partition.checkpoint()
+    log.store.sync()
+    log.crash()
+    assert log.partition.checkpoint() == before
+    assert ids(lease(log, 1, 3)) == ids(grant)[2:]
+
+
+def test_a_log_refuses_what_is_for_queues_and_a_queue_stays_one() -> None:
+    log = Log()
+    assert isinstance(log.apply(end_workers_command(1, ["w"])), TopicKindError)
+    assert isinstance(lease_refused(log), TopicKindError)
+    jobs = queue()
+    put(jobs)
+    assert isinstance(jobs.apply(configure_command(PartitionSettings(version=1))), InvalidInputError)
+    changed = PartitionSettings(queue=True, lease_ms=5, version=1)
+    jobs.apply(configure_command(changed))
+    assert jobs.partition.settings == changed
+    grant = lease(jobs, 1)
+    assert grant is not None
+    assert grant.until_ms == 1_005
+
+
+def lease_refused(log: Log) -> Any:
+    return log.apply(lease_command(1, [Request("w", 1, 1, 1, 0, False)]))
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        lease_command(1, [Request("w", 1, 1, 1, 0, False)]),
+        settle_command(1, [Settle("w", "ack", 1, ((1, 1),), -1, 0, "", "", None)]),
+        end_workers_command(1, ["w"]),
+        change_command(1, "purge", [1]),
+    ],
+    ids=["lease", "settle", "end", "change"],
+)
+def test_a_command_with_more_than_this_release_knows_is_not_skipped(payload: bytes) -> None:
+    decode(payload)
+    more = bytearray(payload)
+    more[1] += 1  # one field more in the array
+    for wrong in (bytes(more) + b"\xc0", payload[:-1], payload + b"\x00", payload[:1]):
+        with pytest.raises(UnknownFormatError):
+            decode(wrong)
+
+
+@pytest.mark.slow
+def test_memory_stays_flat_however_many_jobs_pass(tmp_path: Path) -> None:
+    tracemalloc.start()
+    try:
+        log = DiskLog(tmp_path / "acked")
+        acked = [allocated_bytes() for _ in ack_in_random_order(log, 30_000)]
+        log.store.close()
+        log = DiskLog(tmp_path / "delayed")
+        delayed = [allocated_bytes() for _ in delay(log, 40_000)]
+        log.store.close()
+    finally:
+        tracemalloc.stop()
+    assert acked[-1] - acked[3] < 1_000_000, acked
+    assert delayed[-1] - delayed[4] < 2_000_000, delayed

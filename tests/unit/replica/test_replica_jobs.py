@@ -1,0 +1,372 @@
+"""A queue's workers and its leader: the real service and machine, in memory."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from rayqueue.errors import InvalidInputError, NotLeaderError, QueueFullError, TopicKindError
+from rayqueue.partition.jobs.commands import settle
+from rayqueue.protocol import calls
+from rayqueue.protocol.calls import Call
+from rayqueue.protocol.data import ANY_LANE, Cursor, FetchRequest
+from rayqueue.protocol.jobs import (
+    JOB_HEADER,
+    CancelJobs,
+    EndWorker,
+    FindJobs,
+    GetJobs,
+    GetQueueSizes,
+    GetResult,
+    JobOptions,
+    JobResult,
+    Leased,
+    LeaseJobs,
+    ListDead,
+    PeekJobs,
+    PurgeDead,
+    QueueSizes,
+    RedriveDead,
+    Settled,
+    SettleJobs,
+    Settlement,
+    encode_options,
+)
+from rayqueue.testing import memory, wait_for
+
+
+class Worker:
+    """A connection with one partition, and a worker's name."""
+
+    def __init__(self, rq: memory.MemoryQueue, topic: str = "q", name: str = "w1") -> None:
+        self.rq = rq
+        self.name = name
+        self.attempt = 0
+        (self.group,) = rq._queue.cluster.partitions(topic, 0)
+        assert self.group.leader is not None
+        self.channel = rq.io.call(self.group.connect(self.group.endpoint(self.group.leader), rq.settings))
+
+    def __call__(self, call: Call) -> Any:
+        async def ask() -> Any:
+            return await self.channel.call(call)
+
+        return self.rq.io.call(ask())
+
+    def get(self, max_jobs: int = 1, *, wait_ms: int = 0, **more: Any) -> Leased:
+        self.attempt += 1
+        leased: Leased = self(
+            LeaseJobs(worker=self.name, attempt=self.attempt, max_jobs=max_jobs, wait_ms=wait_ms, **more)
+        )
+        return leased
+
+    def settle(self, kind: Any, token: int, *ids: int, **more: Any) -> list[int]:
+        """Those that it did not reach."""
+        told = Settlement(kind=kind, token=token, jobs=tuple([(each, 1) for each in ids]), **more)
+        (settled,) = self(SettleJobs(worker=self.name, settlements=(told,)))
+        return [each for first, count in settled.lost for each in range(first, first + count)]
+
+    def sizes(self) -> QueueSizes:
+        sizes: QueueSizes = self(GetQueueSizes())
+        return sizes
+
+    def hang_up(self) -> None:
+        async def close() -> None:
+            self.channel.close()
+
+        self.rq.io.call(close())
+
+
+@pytest.fixture
+def rq() -> Iterator[memory.MemoryQueue]:
+    with memory.connect() as rq:
+        yield rq
+
+
+def make(rq: memory.MemoryQueue, count: int = 0, **settings: Any) -> Worker:
+    rq.create_topic("q", queue=True, **settings)
+    put(rq, *[b"%d" % number for number in range(count)])
+    return Worker(rq)
+
+
+def put(rq: memory.MemoryQueue, *values: bytes, key: bytes | None = None, priority: int = 0, **options: Any) -> None:
+    headers = [(JOB_HEADER, encode_options(JobOptions(**options)))] if options else None
+    with rq.producer() as producer:
+        for value in values:
+            producer.send("q", value, key=key, priority=priority, headers=headers)
+
+
+def values(leased: Leased) -> list[bytes | None]:
+    return [job.value for job in leased.jobs]
+
+
+def test_jobs_are_given_out_in_order_and_acknowledged(rq: memory.MemoryQueue) -> None:
+    worker = make(rq, 5)
+    leased = worker.get(3)
+    assert (values(leased), [job.deliveries for job in leased.jobs]) == ([b"0", b"1", b"2"], [1, 1, 1])
+    assert 0 < leased.lease_ms <= 30_000
+    assert worker.settle("ack", leased.token, 0, 2) == []
+    assert worker.sizes() == QueueSizes(2, 1, 0, 0)
+    assert values(worker.get(10)) == [b"3", b"4"]
+    assert worker.get(10) == Leased()
+    assert worker.settle("ack", leased.token, 1) == []
+    assert worker.settle("ack", leased.token, 1, 7) == [7]  # repeated, and never had
+
+
+def test_a_failed_job_waits_and_comes_back_and_dies_in_the_end(rq: memory.MemoryQueue) -> None:
+    worker = make(rq, 1, max_deliveries=2, retry_backoff_ms=10)
+    worker.settle("nack", worker.get().token, 0, reason="no", traceback="line 1")
+    assert worker.sizes().delayed == 1
+    again = worker.get(wait_ms=10_000)
+    assert [job.deliveries for job in again.jobs] == [2]
+    worker.settle("nack", again.token, 0, reason="still no")
+    assert worker.sizes() == QueueSizes(0, 0, 0, 1)
+    (dead,) = worker(ListDead())
+    assert (dead.job.value, dead.job.deliveries) == (b"0", 2)
+    told = [(each.kind, each.worker, each.reason, each.traceback) for each in dead.history]
+    assert told == [("nack", "w1", "no", "line 1"), ("nack", "w1", "still no", "")]
+    assert worker(RedriveDead()).jobs == 1
+    redriven = worker.get()
+    assert [job.deliveries for job in redriven.jobs] == [3]
+    worker.settle("reject", redriven.token, 0, reason="never")
+    (dead,) = worker(ListDead())
+    assert [each.kind for each in dead.history] == ["nack", "nack", "redriven", "reject"]
+    assert worker(PurgeDead(ids=(0,))).jobs == 1
+    assert worker.sizes() == QueueSizes(0, 0, 0, 0)
+
+
+def test_a_lease_that_nobody_extends_ends(rq: memory.MemoryQueue) -> None:
+    worker, other = make(rq, 2, lease_ms=100), Worker(rq, name="w2")
+    lost, kept = worker.get(), worker.get()
+    worker.settle("extend", kept.token, 1, lease_ms=60_000)
+    again = other.get(wait_ms=10_000)
+    assert [(job.id, job.deliveries) for job in again.jobs] == [(0, 2)]
+    assert worker.settle("ack", lost.token, 0) == [0]
+    assert worker.settle("extend", lost.token, 0) == [0]
+    assert other.settle("ack", again.token, 0) == worker.settle("ack", kept.token, 1) == []
+
+
+def test_a_late_ack_counts_if_nobody_has_got_the_job_since(rq: memory.MemoryQueue) -> None:
+    worker = make(rq, 1, lease_ms=10)
+    leased = worker.get()
+    wait_for(lambda: worker.sizes().ready == 1, "the queue to get there")
+    assert worker.settle("ack", leased.token, 0) == []
+    assert worker.sizes() == QueueSizes(0, 0, 0, 0)
+
+
+def test_the_leases_of_a_worker_end_with_its_connection(rq: memory.MemoryQueue) -> None:
+    worker, other = make(rq, 3), Worker(rq, name="w2")
+    worker.get(2)
+    worker.hang_up()
+    assert sorted(job.id for job in other.get(3, least_jobs=3, wait_ms=10_000).jobs) == [0, 1, 2]
+
+
+def test_a_worker_that_has_connected_again_keeps_its_leases(rq: memory.MemoryQueue) -> None:
+    worker, same = make(rq, 2), Worker(rq)
+    leased = worker.get()
+    same.attempt = 1
+    assert len(same.get().jobs) == 1
+    worker.hang_up()
+    wait_for(lambda: len(same.group._connections) == 2, "the queue to get there")
+    assert same.sizes().leased == 2
+    assert same.settle("ack", leased.token, 0) == []
+
+
+def test_a_worker_that_somebody_says_is_dead(rq: memory.MemoryQueue) -> None:
+    worker, other = make(rq, 3), Worker(rq, name="w2")
+    leased = worker.get(3)
+    assert other(EndWorker(worker="w1")) == 3
+    assert other(EndWorker(worker="w1")) == 0
+    assert other.sizes() == QueueSizes(3, 0, 0, 0)
+    assert len(other.get().jobs) == 1
+    assert worker.settle("ack", leased.token, 0, 1, 2) == [0]
+
+
+def test_a_new_leader_knows_everything(rq: memory.MemoryQueue) -> None:
+    worker = make(rq, 4)
+    leased = worker.get(2)
+    worker.settle("nack", leased.token, 1, delay_ms=60_000)
+    rq.change_leader("q")
+    with pytest.raises(NotLeaderError):
+        worker.sizes()
+    worker = Worker(rq)
+    assert worker.sizes() == QueueSizes(2, 1, 1, 0)
+    assert worker.settle("ack", leased.token, 0) == []
+
+
+def test_workers_wait_in_the_order_in_which_they_came(rq: memory.MemoryQueue) -> None:
+    worker = make(rq)
+
+    async def ask(number: int) -> Leased:
+        leased: Leased = await worker.channel.call(LeaseJobs(worker=f"w{number}", attempt=1, wait_ms=10_000))
+        return leased
+
+    waiting = [asyncio.run_coroutine_threadsafe(ask(number), rq.io.loop) for number in range(3)]
+    wait_for(lambda: len(worker.group._service.jobs._waiting) == 3, "the queue to get there")  # type: ignore[attr-defined]
+    put(rq, b"a", b"b", b"c")
+    assert [values(each.result(10)) for each in waiting] == [[b"a"], [b"b"], [b"c"]]
+
+
+def test_what_waits_too_long_is_answered(rq: memory.MemoryQueue) -> None:
+    worker = make(rq, 2)
+    began_s = time.monotonic()
+    assert worker.get(3, least_jobs=3, wait_ms=200) == Leased()
+    assert time.monotonic() - began_s >= 0.19
+    assert len(worker.get(2, least_jobs=2).jobs) == 2
+
+
+def test_what_is_taken_is_gone_and_told_again_to_who_repeats(rq: memory.MemoryQueue) -> None:
+    worker = make(rq, 3)
+    taken = worker.get(2, take=True)
+    assert (values(taken), worker.sizes()) == ([b"0", b"1"], QueueSizes(1, 0, 0, 0))
+    worker.attempt -= 1
+    assert worker.get(2, take=True) == taken
+    assert worker.sizes() == QueueSizes(1, 0, 0, 0)
+
+
+def test_delays_times_to_live_and_dedupe_ids(rq: memory.MemoryQueue) -> None:
+    worker = make(rq)
+    put(rq, b"late", delay_ms=200)
+    put(rq, b"short", ttl_ms=50)
+    put(rq, b"once", dedupe_id="d")
+    put(rq, b"twice", dedupe_id="d")
+    assert worker(FindJobs(dedupe_ids=("d", "e"))) == (2, None)
+    assert worker.sizes() == QueueSizes(2, 0, 1, 0, deduplicated=1)
+    wait_for(lambda: worker.sizes().dead == 1, "the queue to get there")
+    assert values(worker.get(5)) == [b"once"]
+    assert values(worker.get(5, wait_ms=10_000)) == [b"late"]
+    (dead,) = worker(ListDead())
+    assert (dead.job.value, dead.history[0].kind) == (b"short", "time to live")
+
+
+def test_results(rq: memory.MemoryQueue) -> None:
+    worker = make(rq, max_deliveries=1)
+    put(rq, b"a", b"b", want_result=True)
+    assert worker(GetResult(id=0)) == worker(GetResult(id=0, wait_ms=20)) == JobResult("pending")
+    leased = worker.get(2)
+    assert [job.want_result for job in leased.jobs] == [True, True]
+    assert [job.headers for job in leased.jobs] == [(), ()]
+
+    async def result() -> JobResult:
+        found: JobResult = await worker.channel.call(GetResult(id=0, wait_ms=10_000))
+        return found
+
+    awaited = asyncio.run_coroutine_threadsafe(result(), rq.io.loop)
+    worker.settle("ack", leased.token, 0, result=b"42")
+    assert awaited.result(10) == JobResult("done", b"42")
+    worker.settle("nack", leased.token, 1, reason="why", traceback="where")
+    assert worker(GetResult(id=1, wait_ms=1000)) == JobResult("dead", None, "why", "where")
+    assert worker(GetResult(id=7, wait_ms=1000)) == JobResult("gone")
+
+
+def test_states_cancelling_and_looking(rq: memory.MemoryQueue) -> None:
+    worker = make(rq, 4)
+    leased = worker.get()
+    put(rq, b"late", delay_ms=60_000)
+    assert [job.value for job in worker(PeekJobs(max_jobs=10))] == [b"1", b"2", b"3"]
+    ids = (0, 1, 4, 9)
+    assert [each.state for each in worker(GetJobs(ids=ids))] == ["leased", "ready", "delayed", "gone"]
+    assert worker(CancelJobs(ids=ids)) == 2
+    assert worker(CancelJobs(ids=ids)) == 0
+    assert worker.sizes() == QueueSizes(2, 1, 0, 0)
+    assert values(worker.get(9)) == [b"2", b"3"]
+    assert worker.settle("ack", leased.token, 0) == []
+
+
+def test_answers_are_cut_where_they_become_too_large(rq: memory.MemoryQueue) -> None:
+    worker = make(rq)
+    put(rq, *[b"x" * 1000] * 5)
+    first = worker.get(5, max_bytes=2500)
+    assert len(first.jobs) == 2
+    wait_for(lambda: worker.sizes() == QueueSizes(3, 2, 0, 0), "the queue to get there")
+    assert [job.deliveries for job in worker.get(5).jobs] == [1, 1, 1]
+
+
+def test_a_call_for_the_other_kind_is_refused_before_anything_is_written(rq: memory.MemoryQueue) -> None:
+    worker = make(rq, 1)
+    rq.create_topic("log")
+    log = Worker(rq, "log")
+    for call in (LeaseJobs(worker="w", attempt=1), GetQueueSizes(), PurgeDead()):
+        with pytest.raises(TopicKindError):
+            log(call)
+    for other in (calls.Commit(group="g", generation=0, offsets={0: 1}), calls.Pin(group="g"), calls.Trim(before=1)):
+        with pytest.raises(TopicKindError):
+            worker(other)
+    with pytest.raises(TopicKindError):
+        rq.io.call(fetch(worker))
+    assert worker.sizes() == QueueSizes(1, 0, 0, 0)
+
+
+async def fetch(worker: Worker) -> Any:
+    return await worker.channel.fetch(FetchRequest((Cursor(ANY_LANE, 0),), 1000))
+
+
+def test_options_that_cannot_be_read_are_refused(rq: memory.MemoryQueue) -> None:
+    worker = make(rq)
+    with rq.producer() as producer, pytest.raises(InvalidInputError):
+        producer.send("q", b"v", headers=[(JOB_HEADER, b"\xc1")]).result(10)
+    assert worker.sizes() == QueueSizes(0, 0, 0, 0)
+
+
+def test_numbers_that_no_lease_has(rq: memory.MemoryQueue) -> None:
+    worker = make(rq, 1)
+    leased = worker.get()
+    most = 2**63 - 1
+    assert worker.settle("ack", most, 0, most) == [0, most]
+    for kind in ("nack", "reject", "release", "extend"):
+        assert worker.settle(kind, leased.token, 5) == [5]
+    with pytest.raises(InvalidInputError):
+        worker(LeaseJobs(worker="w", attempt=1, max_jobs=1, least_jobs=2))
+    told = Settlement(kind="ack", token=1, jobs=((0, 10_000), (20_000, 1)))
+    with pytest.raises(InvalidInputError):
+        worker(SettleJobs(worker="w", settlements=(told,)))
+    assert worker.sizes() == QueueSizes(0, 1, 0, 0)
+
+
+def test_many_large_settlements_of_one_turn_are_several_entries(rq: memory.MemoryQueue) -> None:
+    worker = make(rq, 30, max_deliveries=1)
+    leased = worker.get(30)
+    jobs = worker.group._service.jobs  # type: ignore[attr-defined]
+    told: list[Any] = []
+    settlements = [
+        Settlement(kind="nack", token=leased.token, jobs=((job.id, 1),), reason="x" * 16_000, traceback="y" * 16_000)
+        for job in leased.jobs
+    ]
+
+    async def settle_all() -> int:
+        before = worker.group.applied
+        jobs._settles = [(told.append, [settle("w1", each)]) for each in settlements]
+        jobs.gather()
+        return worker.group.applied - before
+
+    assert 5 < rq.io.call(settle_all()) < 30
+    assert told == [(Settled(),)] * 30
+    assert worker.sizes() == QueueSizes(0, 0, 0, 30)
+    dead = worker(ListDead(max_jobs=5))
+    assert [each.history[0].reason for each in dead] == ["x" * 16_000] * 5
+
+
+def test_one_connection_has_a_bounded_number_of_workers(rq: memory.MemoryQueue) -> None:
+    worker = make(rq)
+    for number in range(1000):
+        worker.name = f"w{number}"
+        assert worker.get() == Leased()
+    worker.name = "one more"
+    with pytest.raises(QueueFullError):
+        worker.get()
+    worker.name = "w7"
+    assert worker.get() == Leased()
+
+
+def test_a_repeated_request_whose_lease_has_ended_gets_another_one(rq: memory.MemoryQueue) -> None:
+    worker = make(rq, 2)
+    first = worker.get()
+    worker(EndWorker(worker="w1"))
+    worker.attempt -= 1
+    before = worker.group.applied
+    again = worker.get(wait_ms=10_000)
+    assert ([job.deliveries for job in again.jobs], worker.group.applied - before) == ([2], 1)
+    assert again.token != first.token
