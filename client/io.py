@@ -11,6 +11,7 @@ its parent's is closed to it (``ForkedError``).
 from __future__ import annotations
 
 import asyncio
+import atexit
 import concurrent.futures
 import contextlib
 import os
@@ -26,6 +27,9 @@ _T = TypeVar("_T")
 
 _LAST_TASKS_S = 0.5
 """How long tasks that were cancelled because their thread ends may take for it."""
+
+END_S = 5.0
+"""How long the end of a process waits for its threads."""
 
 _here = threading.local()
 
@@ -113,13 +117,16 @@ class IoThread:
             self._thread.join()
 
     @classmethod
-    def end_shared(cls, timeout_s: float) -> None:
-        """At the end of the process: end the thread, and wait for it that long. What still asks it gets an error."""
-        shared = cls._shared
-        if shared is not None and shared.usable and not shared.is_current:
+    def end_all(cls, timeout_s: float = END_S) -> None:
+        """At the end of the process: end every such thread, and wait for each that long. What still asks them gets an
+        error. A thread in foreign code (uvloop, Arrow) while the interpreter is taken down may end it by a signal.
+        """
+        ending = [each for each in list(cls._all) if each.usable and not each.is_current]
+        for each in ending:
             with contextlib.suppress(RuntimeError):  # it has ended by itself meanwhile
-                shared.loop.call_soon_threadsafe(shared.loop.stop)
-            shared._thread.join(timeout_s)
+                each.loop.call_soon_threadsafe(each.loop.stop)
+        for each in ending:
+            each._thread.join(timeout_s)
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a thread stays in its process")
@@ -175,3 +182,4 @@ def _cut_off(loop: asyncio.AbstractEventLoop) -> None:
 
 
 os.register_at_fork(after_in_child=_after_fork)
+atexit.register(IoThread.end_all)  # in processes without Ray; with it, client/shared.py ends them before Ray ends

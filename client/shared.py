@@ -23,7 +23,6 @@ from rayqueue.client.routes import ClusterRoutes
 from rayqueue.config import Settings
 
 _ANSWERS_S = 5.0
-_IO_END_S = 5.0
 
 
 class SharedConnections:
@@ -122,7 +121,7 @@ os.register_at_fork(after_in_child=_after_fork)
 
 def _at_exit() -> None:
     SharedConnections.end_all()
-    IoThread.end_shared(_IO_END_S)  # a thread in foreign code while the interpreter is taken down may end it by abort()
+    IoThread.end_all()
 
 
 atexit.register(_at_exit)  # the last registered runs first: before Ray ends, whose were registered at its import

@@ -243,6 +243,24 @@ def test_the_end_of_a_child_is_quiet() -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "[[b'before', b'after']]\n", "")
 
 
+_ENDS_ITS_THREADS = """
+import atexit, threading
+atexit.register(lambda: print([each.name for each in threading.enumerate() if each.name.startswith("rayqueue")]))
+from rayqueue.client.io import IoThread
+shared, another = IoThread.shared(), IoThread("rayqueue another")
+"""
+
+
+@pytest.mark.slow
+def test_no_loop_runs_while_the_interpreter_is_taken_down() -> None:
+    """One did, where Ray was never imported, and the process ended by SIGSEGV: once in thousands."""
+    root = Path(__file__).resolve().parents[3]
+    done = subprocess.run(
+        [sys.executable, "-c", _ENDS_ITS_THREADS], cwd=root, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "[]\n", "")
+
+
 def _sends(producer: Producer, answer: Any) -> None:
     try:
         producer.send("orders", b"lost")
