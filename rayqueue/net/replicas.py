@@ -61,13 +61,14 @@ class Replicas:
             opening = self._opening[node] = asyncio.get_running_loop().create_task(self._open(node))
             opening.add_done_callback(lambda task: self._opened(node, task))
         self._waiters[node] = self._waiters.get(node, 0) + 1
+        got_it = False
         try:
             await asyncio.wait((opening,))
+            got_it = True
         finally:
             self._waiters[node] -= 1
-            if not self._waiters[node] and not opening.done():  # nobody waits for it any more
-                del self._opening[node]
-                opening.cancel()
+            if not got_it and not self._waiters[node]:  # nobody waits for it any more
+                self._give_up(node, opening)
         if opening.cancelled():
             raise self._closed_error()
         return opening.result()
@@ -114,6 +115,18 @@ class Replicas:
     def _is_on(self, node: str, host: str | None) -> bool:
         endpoint = self._endpoints.get(node)
         return host is not None and endpoint is not None and endpoint.host == host
+
+    def _give_up(self, node: str, opening: asyncio.Task[Channel]) -> None:
+        """It may have opened in the very moment in which the last one who waited for it was cancelled."""
+        if not opening.done():
+            del self._opening[node]
+            opening.cancel()
+        elif not opening.cancelled() and opening.exception() is None:
+            channel = opening.result()
+            if channel not in self._lent and not channel.unanswered:  # else another one who waited uses it
+                if self._channels.get(node) is channel:
+                    del self._channels[node]
+                channel.retire()
 
     def _opened(self, node: str, task: asyncio.Task[Channel]) -> None:
         if self._opening.get(node) is task:
