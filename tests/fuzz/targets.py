@@ -47,7 +47,7 @@ from rayqueue.records import HEADER_BYTES, BatchHeader, Compression, RecordBatch
 from rayqueue.records.checksum import crc32c, entry_crc
 from rayqueue.records.compression import pack, unpack
 from rayqueue.replica.partition_service import PartitionService
-from tests.fuzz import mutations
+from tests.fuzz import mutations, value_forms
 from tests.unit.cluster.cluster_state import Service
 from tests.unit.partition.partition_log import Log
 
@@ -576,6 +576,7 @@ TARGETS: dict[str, Target] = {
         _draw_request,
     ),
     "batches": Target(BATCHES, _batch, _draw_batch),
+    "values": Target(value_forms.seeds(), value_forms.read_by_all, value_forms.draw),
     "frames": Target(FRAMES, _frames),
     "raft frames": Target(RAFT, _raft),
     "handshakes": Target(_handshake_seeds(), _handshakes),
