@@ -422,6 +422,20 @@ class ClusterSettings(Section):
     )
     max_groups: Positive = Field(default=10_000, description="consumer groups, with those that have no members now")
     max_group_members: Positive = Field(default=2_000, description="members of one consumer group")
+    max_transaction_timeout_ms: Positive = Field(
+        default=900_000, description="the longest time that a producer may give its transactions"
+    )
+    max_transactional_ids: Positive = Field(default=10_000, description="transactional ids, with those not in use")
+    max_transaction_participants: Annotated[Positive, Field(le=10_000)] = Field(
+        default=1_000, description="partitions that one transaction may touch"
+    )
+    transactional_id_retention_ms: Positive | None = Field(
+        default=7 * 24 * 3_600_000, description="a transactional id is forgotten this long after its last transaction"
+    )
+    resolve_after_ms: Positive = Field(
+        default=1_000,
+        description="a partition asks for the fate of a transaction that has been open for so long, and so often",
+    )
 
 
 class GatewaySettings(Section):

@@ -17,6 +17,12 @@
     │   ├── SequenceGapError         an earlier batch of this producer is missing
     │   ├── TooManyProducersError    the partition cannot remember another one yet
     │   └── SequenceExpiredError     a duplicate so old that its answer is forgotten
+    ├── TransactionError
+    │   ├── TransactionAbortedError  nothing of it will ever be seen; the producer may begin another
+    │   ├── TransactionPendingError  an open transaction has staged what this would change; it ends before long
+    │   ├── TransactionTooLargeError more than a partition takes of one transaction; abort it
+    │   ├── TooManyTransactionsError too many are open in this partition, or too many ids are known
+    │   └── UnknownTransactionError  the coordinator does not know it, or has not decided so
     ├── GroupError
     │   ├── StaleGenerationError     a consumer that is no longer a member
     │   ├── UnknownGenerationError   one that the coordinator has not given
@@ -221,6 +227,47 @@ class SequenceExpiredError(ProducerError):
     """The batch was written before, so long ago that its offset is no longer remembered."""
 
     code = "sequence_expired"
+
+
+class TransactionError(RayQueueError):
+    """Base of what can be wrong with a transaction."""
+
+    code = "transaction"
+
+
+class TransactionAbortedError(TransactionError):
+    """It was aborted: it took longer than its timeout, or an operator ended it. Nothing of it will ever be seen. The
+    producer may begin another one."""
+
+    code = "transaction_aborted"
+
+
+class TransactionPendingError(TransactionError):
+    """An open transaction has staged what this call would change: it commits or aborts before long, at the latest by
+    its timeout. Nothing was written."""
+
+    code = "transaction_pending"
+    retriable = True
+
+
+class TransactionTooLargeError(TransactionError):
+    """A partition takes no more of this transaction; nothing was written. Abort it, and make smaller ones."""
+
+    code = "transaction_too_large"
+
+
+class TooManyTransactionsError(TransactionError):
+    """So many are open in this partition, or so many transactional ids are known, that there is no room for another
+    one. Nothing was written."""
+
+    code = "too_many_transactions"
+    retriable = True
+
+
+class UnknownTransactionError(TransactionError):
+    """The coordinator does not know this transactional id (any more), or has not decided what a marker says."""
+
+    code = "unknown_transaction"
 
 
 class GroupError(RayQueueError):

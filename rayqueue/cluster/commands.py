@@ -308,6 +308,54 @@ class GroupsForgotten(Command, frozen=True):
     generation: int
 
 
+class InitTransactions(Command, frozen=True):
+    """Take a transactional id, or with ``resume`` go on with it. Answers ``Transaction``: the producer's next one; or
+    ``ProducerFencedError``, ``UnknownTransactionError``."""
+
+    transactional_id: str
+    attempt: str
+    timeout_ms: int
+    owner: str
+    resume: bool
+    now_ms: int
+
+
+class EndTransaction(Command, frozen=True):
+    """Decide. Answers the next ``Transaction``, or ``TransactionAbortedError``, ``ProducerFencedError``,
+    ``UnknownTransactionError``. A repetition is answered as the first time."""
+
+    transactional_id: str
+    producer_id: int
+    epoch: int
+    commit: bool
+    participants: tuple[str, ...]
+    finished: tuple[tuple[int, int], ...]
+    """Producer ids and epochs: as ``FinishTransactions``."""
+    now_ms: int
+
+
+class AbortTransactions(Command, frozen=True):
+    """Abort these, each if it is still the current one of its producer. Answers whether each is."""
+
+    transactions: tuple[tuple[int, int], ...]
+    why: str
+    now_ms: int
+
+
+class FinishTransactions(Command, frozen=True):
+    """Participants have the markers of these: that one, or without one all. Answers None."""
+
+    finished: tuple[tuple[int, int], ...]
+    group_id: str = ""
+
+
+class ExpireTransactionalIds(Command, frozen=True):
+    """Forget ids that nobody has used for longer and of which nothing is to be done, some at a time. Answers them."""
+
+    now_ms: int
+    retention_ms: int
+
+
 AnyCommand = (
     Nothing
     | CreateCluster

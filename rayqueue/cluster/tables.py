@@ -1,4 +1,4 @@
-"""The coordinator's table. Its rows are said in ``catalog`` and ``groups``."""
+"""The coordinator's table. Its rows are said in ``catalog``, ``groups`` and ``transactions``."""
 
 from __future__ import annotations
 
@@ -6,4 +6,4 @@ from rayqueue.log.store import Schema, Table
 
 META = Table("meta", 5)
 
-COORDINATOR = Schema("coordinator", 2, META)
+COORDINATOR = Schema("coordinator", 3, META)

@@ -52,6 +52,11 @@ class PartitionSettings(SharedSettings, frozen=True, kw_only=True):
         Setting("Batches per producer whose answers are remembered: more than it ever has in flight.", most=1024),
     ] = 32
     max_groups: Annotated[int, Setting("Consumer groups that may have offsets here.", most=1_000_000)] = 1000
+    max_transactions: Annotated[int, Setting("Transactions that may be open here.", most=1_000_000)] = 1000
+    max_transaction_runs: Annotated[
+        int,
+        Setting("Runs of neighbouring batches that one transaction may have here, and jobs whose end it may stage."),
+    ] = 10_000
     version: Annotated[
         int,
         Setting("The coordinator's number of its topic's settings: says whether the partition has the newest.", 0),

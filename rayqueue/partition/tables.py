@@ -1,4 +1,5 @@
-"""The tables of a partition. Their rows are said in ``rows``, ``producers``, ``groups``, ``clock`` and ``jobs``."""
+"""The tables of a partition. Their rows are said in ``rows``, ``producers``, ``groups``, ``clock``, ``jobs`` and
+``transactions``."""
 
 from __future__ import annotations
 
@@ -24,4 +25,24 @@ DEDUPE = Table("dedupe", 9, summed=False)
 JOB_INDEX = Table("job-index", 10, summed=False)
 """Orders in which jobs are found. They can be made again from the rows, so that a wrong bit is no loss."""
 
-PARTITION = Schema("partition", 2, OFFSETS, LANES, PRODUCERS, GROUPS, META, JOBS, LEASES, RESULTS, DEDUPE, JOB_INDEX)
+TRANSACTIONS = Table("transactions", 11)
+"""producer id, epoch (u64, u32 big-endian) -> a transaction that is open, and what it has staged."""
+TRANSACTION_RUNS = Table("transaction-runs", 12)
+"""state (u8), first offset (u64 big-endian) -> neighbouring batches of one transaction that is open or was aborted."""
+
+PARTITION = Schema(
+    "partition",
+    3,
+    OFFSETS,
+    LANES,
+    PRODUCERS,
+    GROUPS,
+    META,
+    JOBS,
+    LEASES,
+    RESULTS,
+    DEDUPE,
+    JOB_INDEX,
+    TRANSACTIONS,
+    TRANSACTION_RUNS,
+)

@@ -18,6 +18,7 @@ from rayqueue.errors import InvalidInputError, TransportError
 from rayqueue.protocol.call import Call as Call  # noqa: PLC0414  # all calls are imported from here
 from rayqueue.protocol.jobs import JobCall
 from rayqueue.protocol.topics import TopicInfo, TopicPartition, TopicSettings
+from rayqueue.protocol.transactions import CoordinatorTransactionCall, PartitionTransactionCall
 from rayqueue.protocol.unpacking import unpack
 
 # -- answers -------------------------------------------------------------------------
@@ -38,6 +39,8 @@ class Bounds(msgspec.Struct, frozen=True, array_like=True):
 
     start: int
     end: int
+    stable: int | None = None
+    """The last stable offset: no transaction is open before it. None from a release without transactions."""
 
 
 class Lag(msgspec.Struct, frozen=True, array_like=True):
@@ -45,6 +48,8 @@ class Lag(msgspec.Struct, frozen=True, array_like=True):
 
     records: int
     records_by_lane: dict[int, int]
+    unstable: int = 0
+    """How many of these wait behind open transactions: whoever reads what is committed cannot see them yet."""
 
 
 class Room(msgspec.Struct, frozen=True, array_like=True):
@@ -413,6 +418,7 @@ PartitionCall = (
     | AwaitRoom
     | TransferLeader
     | JobCall
+    | PartitionTransactionCall
 )
 
 
@@ -648,6 +654,7 @@ CoordinatorCall = (
     | BeginRebalance
     | StopRebalance
     | GetEvents
+    | CoordinatorTransactionCall
 )
 
 _encoder = msgspec.msgpack.Encoder()

@@ -6,7 +6,8 @@ The body of an APPEND is the batch itself. Everything else is little-endian:
 
     FETCH      u32 most bytes, u32 longest wait in ms, u8 flags, u8 count of cursors; per cursor: u8 lane, u64 offset
     FETCHED    u64 high watermark, u64 start of the log, u32 count; per batch: u64 base offset, u32 count of records,
-               u32 length; then the batches, back to back
+               u32 length; then the batches, back to back; with READ_COMMITTED, then u8 count; per cursor: u8 lane,
+               u64 offset
 
 A fetch names a cursor per lane that it wants, and gets batches of the highest
 lane that has any, then of the next while they fit. ``ANY_LANE`` as the only
@@ -14,6 +15,11 @@ cursor reads the partition in the order of its offsets, lane or not. At least
 one batch is returned however large, unless nothing comes in time. The first
 batch of a lane holds its cursor, so records before the cursor may come along:
 the reader skips them.
+
+With READ_COMMITTED there are no batches of transactions that are open or were
+aborted, and none of a lane past its first open transaction; the high watermark
+is the last stable offset. The cursors that come with the answer say where to
+continue: before them nothing is left for this reader but the batches at hand.
 """
 
 from __future__ import annotations
@@ -32,6 +38,9 @@ MAX_LANES = 255
 
 READ_FOLLOWER = 1 << 0
 """The replica may answer though it does not lead. It knows what is committed a little later than the leader."""
+
+READ_COMMITTED = 1 << 1
+"""Of transactions only what is committed."""
 
 _APPENDED = Struct("<QI?")
 _FETCH = Struct("<IIBB")
@@ -68,6 +77,8 @@ class FetchAnswer(NamedTuple):
     batches: list[FetchedBatch]
     high_watermark: int
     start_offset: int
+    cursors: tuple[Cursor, ...] = ()
+    """Where to continue, of a fetch with READ_COMMITTED: past what was skipped."""
 
 
 def encode_appended(base_offset: int | None, count: int, duplicate: bool) -> bytes:
@@ -106,11 +117,19 @@ def decode_fetch(body: memoryview) -> FetchRequest:
     return FetchRequest(cursors, max_bytes, max_wait_ms, flags)
 
 
-def encode_fetched(high_watermark: int, start_offset: int, batches: Sequence[tuple[int, int, bytes]]) -> list[bytes]:
-    """Buffers to be written one after the other; the batches are not copied."""
+def encode_fetched(
+    high_watermark: int,
+    start_offset: int,
+    batches: Sequence[tuple[int, int, bytes]],
+    cursors: Sequence[Cursor] | None = None,
+) -> list[bytes]:
+    """Buffers to be written one after the other; the batches are not copied. ``cursors``: to be continued there."""
     index = b"".join([_BATCH.pack(base, count, len(payload)) for base, count, payload in batches])
     head = _FETCHED.pack(high_watermark, start_offset, len(batches))
-    return [head + index, *(payload for _, _, payload in batches)]
+    if cursors is None:
+        return [head + index, *(payload for _, _, payload in batches)]
+    tail = bytes((len(cursors),)) + b"".join([_CURSOR.pack(lane, offset) for lane, offset in cursors])
+    return [head + index, *(payload for _, _, payload in batches), tail]
 
 
 def decode_fetched(body: memoryview) -> FetchAnswer:
@@ -120,15 +139,27 @@ def decode_fetched(body: memoryview) -> FetchAnswer:
         index = body[_FETCHED.size : _FETCHED.size + count * _BATCH.size]
         if len(index) != count * _BATCH.size:
             raise TransportError(f"{count} batches do not fit into {len(body)} bytes")
-        batches = list(_cut(body, _FETCHED.size + len(index), _BATCH.iter_unpack(index)))
+        batches, end = _cut(body, _FETCHED.size + len(index), _BATCH.iter_unpack(index))
+        cursors = _read_cursors(body[end:])
     except struct.error as error:
         raise TransportError(f"not the answer to a fetch: {error}") from None
-    return FetchAnswer(batches, high_watermark, start_offset)
+    return FetchAnswer(batches, high_watermark, start_offset, cursors)
 
 
-def _cut(body: memoryview, at: int, index: Iterable[tuple[int, int, int]]) -> Iterable[FetchedBatch]:
+def _cut(body: memoryview, at: int, index: Iterable[tuple[int, int, int]]) -> tuple[list[FetchedBatch], int]:
+    """The batches, and where they end."""
+    batches: list[FetchedBatch] = []
     for base, count, length in index:
-        yield FetchedBatch(base, count, body[at : at + length])
+        batches.append(FetchedBatch(base, count, body[at : at + length]))
         at += length
-    if at != len(body):
+    if at > len(body):
         raise TransportError(f"the batches of a fetch have {at} bytes, not {len(body)}")
+    return batches, at
+
+
+def _read_cursors(rest: memoryview) -> tuple[Cursor, ...]:
+    if not len(rest):
+        return ()
+    if len(rest) != 1 + rest[0] * _CURSOR.size:
+        raise TransportError(f"the answer to a fetch ends with {len(rest)} bytes that are no cursors")
+    return tuple(Cursor(lane, offset) for lane, offset in _CURSOR.iter_unpack(rest[1:]))

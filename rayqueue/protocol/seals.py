@@ -10,6 +10,10 @@ secret, clients do not: a client can show what it was given, and nothing else.
 A group without members may be fenced, to move its positions: that seal is of the
 group and the generation, for every partition.
 
+The end of a transaction is sealed, too: a partition takes a marker from
+whoever can show that the coordinator has decided so, of this transaction and for
+this partition.
+
 A seal says who was granted what, not that this is still so: that is what the
 generation itself is for. Generation 0, of consumers that no group knows, has
 none.
@@ -20,7 +24,7 @@ from __future__ import annotations
 import hmac
 from functools import lru_cache
 
-from rayqueue.errors import UnknownGenerationError
+from rayqueue.errors import UnknownGenerationError, UnknownTransactionError
 
 _KEPT = 65_536
 
@@ -47,6 +51,20 @@ class Seals:
     def fence(self, group: str, generation: int) -> bytes:
         """For whoever moves the positions of a group without members, in any partition."""
         return self._sealed("fence", group, str(generation))
+
+    def marker(self, raft_group: str, producer_id: int, epoch: int, *, commit: bool) -> bytes:
+        """For whoever tells a partition how a transaction has ended."""
+        return self._sealed("commit" if commit else "abort", raft_group, str(producer_id), str(epoch))
+
+    def check_marker(self, seal: bytes, raft_group: str, producer_id: int, epoch: int, *, commit: bool) -> None:
+        """``UnknownTransactionError`` unless the coordinator has decided this, for this partition."""
+        if not hmac.compare_digest(seal, self.marker(raft_group, producer_id, epoch, commit=commit)):
+            raise UnknownTransactionError(
+                f"the coordinator has not decided that transaction {epoch} of producer {producer_id} is "
+                f"{'committed' if commit else 'aborted'} here",
+                producer_id=producer_id,
+                epoch=epoch,
+            )
 
     def check_grant(self, seal: bytes, group: str, raft_group: str, generation: int) -> None:
         """``UnknownGenerationError`` unless the coordinator has given this generation for this."""

@@ -495,7 +495,7 @@ def test_a_damaged_checkpoint_is_refused(log: ClusterLog) -> None:
 
 def test_a_newer_checkpoint_is_refused(log: ClusterLog) -> None:
     body = bytes([COORDINATOR.version + 1]) + log.machine.checkpoint()[5:]
-    with pytest.raises(UnknownFormatError, match="version 3, this release reads up to 2"):
+    with pytest.raises(UnknownFormatError, match="version 4, this release reads up to 3"):
         log.machine.restore(crc32c(body).to_bytes(4, "little") + body)
 
 

@@ -171,10 +171,10 @@ def test_a_release_that_knows_less_does_not_touch_it(tmp_path: Path) -> None:
     open_as(tmp_path / "r", LATER).close()
     before = image(tmp_path / "r")
     with pytest.raises(
-        StoreFormatError, match="version 3 of a partition's tables, this release reads up to 2"
+        StoreFormatError, match="version 4 of a partition's tables, this release reads up to 3"
     ) as refused:
         open_as(tmp_path / "r", PARTITION)
-    assert refused.value.details == {"found": 3, "newest": 2}
+    assert refused.value.details == {"found": 4, "newest": 3}
     assert image(tmp_path / "r") == before
 
 

@@ -33,6 +33,7 @@ from rayqueue.protocol.calls import (
 from rayqueue.protocol.failures import decode_failure, encode_failure
 from rayqueue.protocol.jobs import Settlement
 from rayqueue.protocol.topics import TopicSettings
+from rayqueue.protocol.transactions import InitTransactions, OpenFor, Transaction
 from rayqueue.protocol.versions import Versions
 
 # A busy machine is no finding.
@@ -79,7 +80,19 @@ def made(cls: type[Call]) -> Call:
         "ids": (5, 8),
         "id": 5,
         "dedupe_ids": ("d",),
+        "transactional_id": "billing-1",
+        "timeout_ms": 60_000,
+        "epoch": 4,
+        "commit": True,
+        "participants": ("orders-0.1",),
+        "finished": (Transaction(6, 3),),
+        "transactions": (OpenFor(6, 4, 1_500),),
+        "token": 7,
+        "jobs": ((5, 2),),
+        "seal": b"s",
     }
+    if cls is InitTransactions:
+        some["attempt"] = "drawn"  # a text here, a number for workers
     fields = [field for field in msgspec.structs.fields(cls) if field.required]
     return cls(**{field.name: some[field.name] for field in fields})
 

@@ -57,6 +57,22 @@ def test_fetched(high_watermark: int, start: int, batches: list[tuple[int, int, 
 
 
 @relaxed
+@given(st.lists(st.tuples(u64, u32, st.binary(max_size=200)), max_size=5), cursors)
+def test_an_answer_says_where_to_continue(batches: list[tuple[int, int, bytes]], then: tuple[Cursor, ...]) -> None:
+    answer = decode_fetched(memoryview(b"".join(encode_fetched(9, 1, batches, then))))
+    assert answer.cursors == then
+    assert [(base, count, bytes(payload)) for base, count, payload in answer.batches] == batches
+    assert decode_fetched(memoryview(b"".join(encode_fetched(9, 1, batches)))).cursors == ()
+
+
+def test_what_follows_the_batches_must_be_cursors() -> None:
+    whole = b"".join(encode_fetched(9, 1, [(0, 1, b"batch")], (Cursor(0, 5),)))
+    for wrong in (whole[:-1], whole + b"\0"):
+        with pytest.raises(TransportError):
+            decode_fetched(memoryview(wrong))
+
+
+@relaxed
 @given(st.binary(max_size=300))
 def test_garbage_is_a_typed_error(garbage: bytes) -> None:
     with suppress(InvalidInputError):
