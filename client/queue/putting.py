@@ -59,13 +59,13 @@ class Putting(Generic[ValueT, KeyT]):
         of those with the same key. A higher ``priority``, below the queue's ``lanes``, comes first. With
         ``want_result`` the handle's ``result`` waits for what the worker gives to ``Job.done``.
         """
-        options = _options(delay_ms, deliver_at, ttl_ms, dedupe_id, want_result)
+        options = job_options(delay_ms, deliver_at, ttl_ms, dedupe_id, want_result)
         producer = self._producer or run_blocking(self._sending())
         delivery = producer.send(
             self.name,
             value,
             key=key,
-            headers=_with_options(headers, options),
+            headers=with_options(headers, options),
             priority=priority,
             partition=self._place(key, dedupe_id),
         )
@@ -89,13 +89,13 @@ class Putting(Generic[ValueT, KeyT]):
         want_result: bool = False,
     ) -> JobHandle:
         """``await`` what ``put`` blocks for. Many of these may be under way."""
-        options = _options(delay_ms, deliver_at, ttl_ms, dedupe_id, want_result)
+        options = job_options(delay_ms, deliver_at, ttl_ms, dedupe_id, want_result)
         producer = await run_awaiting(self._sending())
         where = await producer.send_async(
             self.name,
             value,
             key=key,
-            headers=_with_options(headers, options),
+            headers=with_options(headers, options),
             priority=priority,
             partition=self._place(key, dedupe_id),
         )
@@ -177,19 +177,19 @@ class Putting(Generic[ValueT, KeyT]):
     ) -> list[tuple[Sequence[int] | None, Any, Any, Any, int | None]]:
         """The columns, as one, or divided by the partitions that the jobs' dedupe ids go to."""
         if dedupe_ids is None:
-            options = _options(delay_ms, deliver_at, ttl_ms, None, want_result)
+            options = job_options(delay_ms, deliver_at, ttl_ms, None, want_result)
             if options is not None or headers is not None:
                 given = headers if headers is not None else [None] * len(values)
-                headers = [_with_options(each, options) for each in given]
+                headers = [with_options(each, options) for each in given]
             return [(None, values, keys, headers, None)]
         count = len(values)
         if len(dedupe_ids) != count:
             raise InvalidInputError(f"dedupe_ids are {len(dedupe_ids)}, and values {count}")
         values, keys = _rows(values), None if keys is None else _rows(keys)
         headers = [
-            _with_options(
+            with_options(
                 None if headers is None else headers[row],
-                _options(delay_ms, deliver_at, ttl_ms, dedupe_ids[row], want_result),
+                job_options(delay_ms, deliver_at, ttl_ms, dedupe_ids[row], want_result),
             )
             for row in range(count)
         ]
@@ -207,16 +207,21 @@ class Putting(Generic[ValueT, KeyT]):
 
     def _place(self, key: Any, dedupe_id: str | None) -> int | None:
         """Jobs with one ``dedupe_id`` meet in one partition."""
-        if dedupe_id is None or key is not None or self._info is None:
-            return None
-        return jump(key_hash(dedupe_id.encode()), len(self._info.partitions))
+        return None if self._info is None else place_of(key, dedupe_id, len(self._info.partitions))
 
 
-def _options(
+def place_of(key: Any, dedupe_id: str | None, partitions: int) -> int | None:
+    """The partition in which all jobs with this ``dedupe_id`` meet; None where the key says it, or nothing does."""
+    if dedupe_id is None or key is not None:
+        return None
+    return jump(key_hash(check_text("dedupe_id", dedupe_id).encode()), partitions)
+
+
+def job_options(
     delay_ms: int, deliver_at: datetime | int | None, ttl_ms: int | None, dedupe_id: str | None, want_result: bool
 ) -> bytes | None:
     """As the header has them; None for a job that wants nothing."""
-    if not (delay_ms or deliver_at or ttl_ms or dedupe_id is not None or want_result):
+    if not (delay_ms or deliver_at or ttl_ms is not None or dedupe_id is not None or want_result):
         return None
     if isinstance(deliver_at, datetime):
         if deliver_at.tzinfo is None:
@@ -237,7 +242,7 @@ def _options(
     )
 
 
-def _with_options(headers: HeadersIn, options: bytes | None) -> HeadersIn:
+def with_options(headers: HeadersIn, options: bytes | None) -> HeadersIn:
     if headers is None and options is None:
         return None
     pairs = () if headers is None else tuple(headers.items() if hasattr(headers, "items") else headers)

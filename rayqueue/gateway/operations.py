@@ -100,14 +100,14 @@ class Operations:
         self, caller: Caller, name: str, settings: Mapping[str, Any], *, if_missing: bool = False
     ) -> TopicInfo:
         _topic(caller, "create", name)
-        self._check_size(settings)
+        self.check_size(settings)
         made = await self._rq.create_topic_async(name, if_missing=if_missing, **settings)
         self._audit.note(caller, "create", "topic", name)
         return made
 
     async def topics(self, caller: Caller) -> list[TopicInfo]:
         """Those that he may see."""
-        _some(caller, "describe", "topic")
+        check_some(caller, "describe", "topic")
         return [each for each in await self._rq.topics_async() if caller.may("describe", "topic", each.name)]
 
     async def topic(self, caller: Caller, name: str) -> TopicDescription:
@@ -119,7 +119,7 @@ class Operations:
         _topic(caller, "alter", name)
         if not changes:
             raise InvalidInputError("nothing is to be changed: name a setting")
-        self._check_size(changes)
+        self.check_size(changes)
         changed = await self._rq.alter_topic_async(name, **changes)
         self._audit.note(caller, "alter", "topic", name)
         return changed
@@ -130,7 +130,7 @@ class Operations:
             raise UnknownTopicError(f"there is no topic {name!r}", topic=name)
         self._audit.note(caller, "delete", "topic", name)
 
-    def _check_size(self, settings: Mapping[str, Any]) -> None:
+    def check_size(self, settings: Mapping[str, Any]) -> None:
         most = self._settings.max_topic_partitions
         if settings.get("partitions", 1) > most:
             raise InvalidInputError(f"a topic gets at most {most} partitions here (gateway.max_topic_partitions)")
@@ -143,6 +143,10 @@ class Operations:
         After an error some may be written: those of other partitions, or all if it is an ``OutcomeUnknownError``.
         """
         _topic(caller, "publish", topic)
+        return await self.write(topic, columns)
+
+    async def write(self, topic: str, columns: Columns) -> Sequence[RecordMetadata]:
+        """The same, of somebody who may."""
         count = len(columns.values)
         if not 0 < count <= MAX_RECORDS:
             raise InvalidInputError(f"1 to {MAX_RECORDS} records at a time, not {count}")
@@ -230,6 +234,12 @@ class Operations:
     ) -> tuple[bytes, bool]:
         """Carry it out unless a request of this idempotency key was. Its answer, and whether that was before."""
         _topic(caller, "publish", topic)
+        return await self.written_once(caller, topic, key, contents, carry_out)
+
+    async def written_once(
+        self, caller: Caller, topic: str, key: str, contents: bytes, carry_out: Callable[[], Any]
+    ) -> tuple[bytes, bool]:
+        """The same, of somebody who may."""
         topic_id = (await self._info(topic)).topic_id
         return await self._requests.once(request_id(caller.name, topic, topic_id, key), contents, carry_out)
 
@@ -300,7 +310,7 @@ class Operations:
         caller.check("consume", "group", check_name("consumer", consumer_id))
         session = await self._sessions.tracked(caller, topic, consumer_id)
         async with session.lock:
-            return await session.poll(_count(max_records), self._wait(wait_ms), remember=False)
+            return await session.poll(_count(max_records), self.checked_wait(wait_ms), remember=False)
 
     # -- sessions -----------------------------------------------------------------------------------
 
@@ -338,7 +348,7 @@ class Operations:
         """The session's next records, and the cursor behind them. ``cursor``: the last one that the caller has seen."""
         session = self.session(caller, session_id)
         async with session.lock:
-            return await session.read(_count(max_records), self._wait(wait_ms), cursor)
+            return await session.read(_count(max_records), self.checked_wait(wait_ms), cursor)
 
     async def ack(self, caller: Caller, session_id: str, places: Sequence[Place], *, through: int | None = None) -> int:
         """These, or all through a cursor. May come beside a poll."""
@@ -357,7 +367,7 @@ class Operations:
 
     async def groups(self, caller: Caller) -> list[GroupInfo]:
         """Those that he may see."""
-        _some(caller, "describe", "group")
+        check_some(caller, "describe", "group")
         return [each for each in await self._rq.groups_async() if caller.may("describe", "group", each.group)]
 
     async def group(self, caller: Caller, name: str) -> GroupDescription:
@@ -401,7 +411,7 @@ class Operations:
         await self._rq.cluster_async()
         return True
 
-    def _wait(self, wait_ms: int) -> int:
+    def checked_wait(self, wait_ms: int) -> int:
         if not 0 <= wait_ms <= self._settings.max_wait_ms:
             raise InvalidInputError(f"wait_ms is from 0 to {self._settings.max_wait_ms}, not {wait_ms}")
         return wait_ms
@@ -427,7 +437,7 @@ def _topic(caller: Caller, verb: Verb, name: str) -> None:
         raise PermissionDeniedError(f"{name} is RayQueue's own: no caller of a gateway may {verb} it")
 
 
-def _some(caller: Caller, verb: Verb, kind: Literal["topic", "group"]) -> None:
+def check_some(caller: Caller, verb: Verb, kind: Literal["topic", "group", "queue"]) -> None:
     """He may do it with some of this kind: then he is shown those."""
     if not any(grant.verb in (_EVERY, verb) and grant.kind in (_EVERY, kind) for grant in caller.grants):
         caller.check(verb, kind, _EVERY)

@@ -28,14 +28,15 @@ Base64 = Annotated[str, Meta(extra_json_schema={"contentEncoding": "base64"})]
 Name = Annotated[str, Meta(min_length=1, max_length=MAX_NAME, pattern="^[A-Za-z0-9][A-Za-z0-9._-]*$")]
 
 _T = TypeVar("_T")
+_C = TypeVar("_C")
 
 _STRINGS = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
 _NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 _SQUARE = bytes.maketrans(b"{}", b"[]")
 
 
-class RecordIn(Struct, forbid_unknown_fields=True, gc=False):
-    """A record to be published. Of ``value``, ``text`` and ``base64`` one is given; none: a record without a value."""
+class Contents(Struct, forbid_unknown_fields=True, gc=False):
+    """Value, key and headers, of a record or a job."""
 
     value: Raw | UnsetType = UNSET
     text: str | UnsetType = UNSET
@@ -45,6 +46,11 @@ class RecordIn(Struct, forbid_unknown_fields=True, gc=False):
     headers: dict[str, str] | None = None
     headers_base64: dict[str, Base64] | None = None
     priority: Annotated[int, Meta(ge=0, le=254)] = 0
+
+
+class RecordIn(Contents, forbid_unknown_fields=True, gc=False):
+    """A record to be published. Of ``value``, ``text`` and ``base64`` one is given; none: a record without a value."""
+
     partition: Int32 | None = None
     timestamp_ms: Annotated[int, Meta(ge=0, le=2**53)] | None = None
 
@@ -74,38 +80,41 @@ class RecordOut(Struct, omit_defaults=True, gc=False):
 
 def columns_of(records: Sequence[RecordIn], max_depth: int) -> Columns:
     """``InvalidInputError`` names the record that cannot be."""
-    values = _column(records, lambda each: _value(each, max_depth))
-    keys = headers = None
-    if any(each.key is not None or each.key_base64 is not None for each in records):
-        keys = _column(records, _key)
-    if any(each.headers or each.headers_base64 for each in records):
-        headers = _column(records, _headers)
-    timed = any(each.timestamp_ms is not None for each in records)
-    placed = any(each.partition is not None for each in records)
-    return Columns(
-        values,
-        keys,
-        headers,
-        [each.timestamp_ms for each in records] if timed else None,
-        [each.priority for each in records] if any(each.priority for each in records) else None,
-        [each.partition for each in records] if placed else None,
-    )
-
-
-def _column(records: Sequence[RecordIn], of: Callable[[RecordIn], _T]) -> list[_T]:
-    made: list[_T] = []
-    try:
-        for record in records:
-            made.append(of(record))  # noqa: PERF401  # so that it is known which one is wrong
-    except InvalidInputError as error:
-        raise InvalidInputError(f"record {len(made)}: {error}", record=len(made)) from None
+    made = contents_of(records, max_depth)
+    if any(each.timestamp_ms is not None for each in records):
+        made.timestamps_ms = [each.timestamp_ms for each in records]
+    if any(each.partition is not None for each in records):
+        made.partitions = [each.partition for each in records]
     return made
 
 
-def _value(record: RecordIn, max_depth: int) -> bytes | None:
+def contents_of(given: Sequence[Contents], max_depth: int, what: str = "record") -> Columns:
+    """Columns that none of them has are left out."""
+    made = Columns(column(given, lambda each: _value(each, max_depth), what))
+    if any(each.key is not None or each.key_base64 is not None for each in given):
+        made.keys = column(given, _key, what)
+    if any(each.headers or each.headers_base64 for each in given):
+        made.headers = column(given, _headers, what)
+    if any(each.priority for each in given):
+        made.priorities = [each.priority for each in given]
+    return made
+
+
+def column(given: Sequence[_C], of: Callable[[_C], _T], what: str) -> list[_T]:
+    """``InvalidInputError`` names the one that is wrong."""
+    made: list[_T] = []
+    try:
+        for each in given:
+            made.append(of(each))  # noqa: PERF401  # so that it is known which one is wrong
+    except InvalidInputError as error:
+        raise InvalidInputError(f"{what} {len(made)}: {error}", row=len(made)) from None
+    return made
+
+
+def _value(record: Contents, max_depth: int) -> bytes | None:
     value, text, encoded = record.value, record.text, record.base64
     if (value is not UNSET) + (text is not UNSET) + (encoded is not UNSET) > 1:
-        raise InvalidInputError("a record has one of value, text and base64")
+        raise InvalidInputError("of value, text and base64 one is given")
     if isinstance(value, Raw):
         raw = bytes(value)
         if raw.count(b"[") + raw.count(b"{") > max_depth and depth_of(raw, max_depth + 1) > max_depth:
@@ -116,15 +125,15 @@ def _value(record: RecordIn, max_depth: int) -> bytes | None:
     return from_base64(encoded) if isinstance(encoded, str) else None
 
 
-def _key(record: RecordIn) -> bytes | None:
+def _key(record: Contents) -> bytes | None:
     if record.key_base64 is not None:
         if record.key is not None:
-            raise InvalidInputError("a record has one of key and key_base64")
+            raise InvalidInputError("of key and key_base64 one is given")
         return from_base64(record.key_base64)
     return None if record.key is None else utf8(record.key)
 
 
-def _headers(record: RecordIn) -> Headers:
+def _headers(record: Contents) -> Headers:
     text = tuple((utf8(name).decode(), utf8(value)) for name, value in (record.headers or {}).items())
     coded = tuple((utf8(name).decode(), from_base64(value)) for name, value in (record.headers_base64 or {}).items())
     return text + coded
@@ -162,19 +171,24 @@ def depth_of(text: bytes, most: int) -> int:
 
 def shown(record: Record, form: Form) -> RecordOut:
     made = RecordOut(record.topic, record.partition, record.offset, record.lane, record.timestamp)
-    if record.value is not None:
-        _show_value(made, record.value, form)
-    if record.key is not None:
-        try:
-            made.key = record.key.decode()
-        except UnicodeDecodeError:
-            made.key_base64 = _coded(record.key)
-    if record.headers:
-        _show_headers(made, record.headers)
+    show(made, record.value, record.key, record.headers, form)
     return made
 
 
-def _show_value(made: RecordOut, value: bytes, form: Form) -> None:
+def show(made: Any, value: bytes | None, key: bytes | None, headers: Headers, form: Form) -> None:
+    """In the fields of the same names, of a ``RecordOut`` or of what has them, too."""
+    if value is not None:
+        _show_value(made, value, form)
+    if key is not None:
+        try:
+            made.key = key.decode()
+        except UnicodeDecodeError:
+            made.key_base64 = _coded(key)
+    if headers:
+        _show_headers(made, headers)
+
+
+def _show_value(made: Any, value: bytes, form: Form) -> None:
     if form == "base64":
         made.base64 = _coded(value)
         return
@@ -189,7 +203,7 @@ def _show_value(made: RecordOut, value: bytes, form: Form) -> None:
         made.text = text
 
 
-def _show_headers(made: RecordOut, headers: Headers) -> None:
+def _show_headers(made: Any, headers: Headers) -> None:
     """As an object: of a name that is there twice, the last."""
     text: dict[str, str] = {}
     coded: dict[str, str] = {}

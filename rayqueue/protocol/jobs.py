@@ -207,6 +207,9 @@ class LeaseJobs(Call, frozen=True, kw_only=True):
     """0: the queue's ``lease_ms``. At most its ``max_lease_ms``."""
     take: bool = False
     """The jobs are done with as they are handed out: no lease, nothing to acknowledge."""
+    detached: bool = False
+    """The lease outlives the connection on which it was asked for, until its time is up: whoever has it is somewhere
+    behind the worker, as a caller of a gateway is. A replica of a release without it ends it with the connection."""
 
 
 class Settlement(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -6,7 +6,7 @@ which it came, and costs nothing until there is one. The leader's time for the
 queue begins where the log's ended (``QueueTime``).
 
 A worker belongs to the connection on which it asked last. When that breaks, its
-leases end.
+leases end, but for those that were asked for detached.
 """
 
 from __future__ import annotations
@@ -337,8 +337,9 @@ class Jobs:
         workers = self._workers.setdefault(client, set())
         if len(workers) >= _WORKERS_PER_CLIENT and call.worker not in workers:
             raise QueueFullError(f"one connection has at most {_WORKERS_PER_CLIENT} workers")
-        workers.add(call.worker)
-        self._client_of[call.worker] = client
+        if not call.detached:
+            workers.add(call.worker)
+            self._client_of[call.worker] = client
         wait_s = min(call.wait_ms, self._settings.max_fetch_wait_ms) / 1000
         wanted = _Wanted(client, call, time.monotonic() + wait_s, request, reply)
         if wait_s:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +13,7 @@ from rayqueue import __version__
 from rayqueue.errors import InvalidInputError, NotLeaderError
 from rayqueue.gateway.operations import Columns, Operations
 from rayqueue.gateway.principals import Caller
+from rayqueue.gateway.queues import Queues
 from rayqueue.gateway.rest import models as m
 from rayqueue.gateway.sessions import Place, Session
 from rayqueue.gateway.values import columns_of, from_base64, shown, utf8
@@ -33,6 +34,7 @@ class Call:
     """The body as it came, unpacked."""
     headers: dict[str, str]
     operations: Operations
+    queues: Queues
     gateway: Any
     """``rayqueue.gateway.server.Gateway``."""
     max_json_depth: int
@@ -45,6 +47,14 @@ class Answer:
     body: bytes
     headers: dict[str, str]
     status: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Handed:
+    """An answer that hands something out, and what is to be done if its caller is gone before it."""
+
+    answer: Any
+    not_taken: Callable[[], None]
 
 
 class Events:

@@ -89,12 +89,13 @@ class FalconPeekParams(Struct):
 # -- bodies ------------------------------------------------------------------------------------------
 
 
-def _setting(name: str) -> Any:
-    setting = declared(TopicSettings)[name]
-    kind: Any = setting.kind
+def setting(name: str) -> Any:
+    """The type of a topic's setting, as bodies have it."""
+    told = declared(TopicSettings)[name]
+    kind: Any = told.kind
     if kind is int:
-        kind = Annotated[int, Meta(ge=setting.least, le=setting.most, description=setting.doc)]
-    return kind | None if setting.optional else kind
+        kind = Annotated[int, Meta(ge=told.least, le=told.most, description=told.doc)]
+    return kind | None if told.optional else kind
 
 
 CreateTopic: Any = msgspec.defstruct(
@@ -102,7 +103,7 @@ CreateTopic: Any = msgspec.defstruct(
     [
         ("name", Name),
         ("if_missing", bool, False),
-        *((name, _setting(name) | msgspec.UnsetType, UNSET) for name in declared(TopicSettings)),
+        *((name, setting(name) | msgspec.UnsetType, UNSET) for name in declared(TopicSettings)),
     ],
     forbid_unknown_fields=True,
 )
@@ -111,9 +112,9 @@ CreateTopic.__doc__ = "A topic to be made. What is left out has its default."
 AlterTopic: Any = msgspec.defstruct(
     "AlterTopic",
     [
-        (name, _setting(name) | msgspec.UnsetType, UNSET)
-        for name, setting in declared(TopicSettings).items()
-        if setting.changes != "never"
+        (name, setting(name) | msgspec.UnsetType, UNSET)
+        for name, told in declared(TopicSettings).items()
+        if told.changes != "never"
     ],
     forbid_unknown_fields=True,
 )

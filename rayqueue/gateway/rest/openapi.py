@@ -8,7 +8,8 @@ import msgspec
 
 from rayqueue import __version__
 from rayqueue.gateway.rest.problems import CONTENT_TYPE, Problem
-from rayqueue.gateway.rest.routes import ROUTES, Route
+from rayqueue.gateway.rest.route import Route
+from rayqueue.gateway.rest.routes import ROUTES
 
 _REF = "#/components/schemas/{name}"
 _JSON = "application/json"
@@ -22,6 +23,7 @@ _TAGS = {
     "records": "Publish, look, follow.",
     "groups": "Consumer groups, their positions and their lag.",
     "sessions": "Read as a member of a group, with explicit acknowledgement.",
+    "queues": "Work queues: jobs that are leased to workers, retried, and kept as dead letters when all fails.",
     "cluster": "Brokers and what is wrong with them.",
     "health": "For load balancers.",
     "falconq": "FalconQ's routes, for programs that were written for it.",

@@ -24,6 +24,8 @@ STATUSES: dict[type[e.RayQueueError], int] = {
     e.UnknownPartitionError: 404,
     e.UnknownGroupError: 404,
     e.UnknownBrokerError: 404,
+    e.UnknownJobError: 404,
+    e.JobError: 409,
     e.TopicError: 409,
     e.TopicNotReadyError: 503,
     e.GroupError: 409,

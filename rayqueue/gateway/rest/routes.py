@@ -2,51 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
-from typing import Any, Literal
-
 from rayqueue.gateway.rest import handlers as h
 from rayqueue.gateway.rest import models as m
+from rayqueue.gateway.rest.queue_routes import QUEUE_ROUTES
+from rayqueue.gateway.rest.route import IDEMPOTENCY, Route
 from rayqueue.gateway.values import Publish
-
-Body = Literal["json", "raw"] | None
 
 _ORDER = {"value": {"order": 17, "total": 12.5}, "key": "customer-4", "headers": {"trace": "a1b2"}}
 _RECORD = {"topic": "orders", "partition": 0, "offset": 0, "lane": 0, "timestamp_ms": 1763460000000}
 
-
-@dataclass(frozen=True, slots=True)
-class Route:
-    method: str
-    path: str
-    handler: Callable[[h.Call], Awaitable[Any]]
-    tag: str
-    summary: str
-    params: Any = m.NoParams
-    body: Any = None
-    """The model of a JSON body; ``bytes``: any body, as it is."""
-    answer: Any = None
-    """None: no body, status 204."""
-    status: int = 200
-    example: Any = None
-    """Of the body."""
-    answer_example: Any = None
-    public: bool = False
-    """Needs no key. Whatever else there is does."""
-    stream: bool = False
-    headers: dict[str, str] = field(default_factory=dict)
-    """Request headers with a meaning."""
-
-    @property
-    def operation_id(self) -> str:
-        return self.handler.__name__
-
-
-_KEY = {
-    "Idempotency-Key": "A name for this request, of your choice. Asked again with the same one, whichever gateway is "
-    "asked, nothing is written twice: the first answer comes again. Remembered for a day, per API key and topic."
-}
 
 ROUTES: tuple[Route, ...] = (
     Route("GET", "/healthz", h.health, "health", "Whether this process lives", answer=m.Health, public=True),
@@ -102,7 +66,7 @@ ROUTES: tuple[Route, ...] = (
         answer=m.Published,
         example={"records": [_ORDER, {"text": "plain text"}, {"base64": "AAEC/w=="}]},
         answer_example={"topic": "orders", "records": [{"partition": 0, "offset": 0, "timestamp_ms": 1763460000000}]},
-        headers=_KEY,
+        headers=IDEMPOTENCY,
     ),
     Route(
         "POST",
@@ -113,7 +77,7 @@ ROUTES: tuple[Route, ...] = (
         params=m.PublishRawParams,
         body=bytes,
         answer=m.Published,
-        headers=_KEY,
+        headers=IDEMPOTENCY,
     ),
     Route(
         "GET",
@@ -229,6 +193,7 @@ ROUTES: tuple[Route, ...] = (
         "Brokers, the coordinator, and replicas that are being moved or are lost",
         answer=m.ClusterOut,
     ),
+    *QUEUE_ROUTES,
     Route(
         "POST",
         "/topic/{topic}/publish",

@@ -30,10 +30,11 @@ from rayqueue.errors import (
 from rayqueue.gateway.principals import ANYONE, Caller, Token
 from rayqueue.gateway.rest import bodies, problems
 from rayqueue.gateway.rest.console import add_console
-from rayqueue.gateway.rest.handlers import Answer, Call, Events
+from rayqueue.gateway.rest.handlers import Answer, Call, Events, Handed
 from rayqueue.gateway.rest.openapi import document
 from rayqueue.gateway.rest.pages import add_pages
-from rayqueue.gateway.rest.routes import ROUTES, Route
+from rayqueue.gateway.rest.route import Route
+from rayqueue.gateway.rest.routes import ROUTES
 
 _log = logging.getLogger(__name__)
 
@@ -115,12 +116,14 @@ class _Serving:
             raw,
             headers,
             self._gateway.operations,
+            self._gateway.queues,
             self._gateway,
             self._settings.max_json_depth,
         )
         most_s = (self._settings.request_timeout_ms + getattr(call.params, "wait_ms", 0)) / 1000
         try:
-            found = await asyncio.wait_for(route.handler(call), most_s)
+            handling = route.handler(call)
+            found = await asyncio.wait_for(_watched(handling, request) if route.watched else handling, most_s)
         except asyncio.TimeoutError:
             raise OutcomeUnknownError(f"this was not done after {most_s:g} s; it may still be") from None
         if isinstance(found, Events):
@@ -209,6 +212,25 @@ class EventStream(Response):
             await send({"type": "http.response.body", "body": b"event: error\ndata: %s\n\n" % told})
         finally:
             await self._events.aclose()  # type: ignore[attr-defined]
+
+
+async def _watched(handling: Awaitable[Any], request: Request) -> Any:
+    """What it answers. ``SlowCallerError`` if the caller goes before: it is cancelled, and what it has taken for him
+    is given back."""
+    work = asyncio.ensure_future(handling)
+    gone = asyncio.ensure_future(_until_gone(request.receive))
+    try:
+        await asyncio.wait((work, gone), return_when=asyncio.FIRST_COMPLETED)
+        if not gone.done():
+            found = work.result()
+            return found.answer if isinstance(found, Handed) else found
+        if work.done() and work.exception() is None and isinstance(work.result(), Handed):
+            work.result().not_taken()
+        raise bodies.SlowCallerError
+    finally:
+        for task in (work, gone):
+            task.cancel()
+        await asyncio.gather(work, gone, return_exceptions=True)
 
 
 async def _until_gone(receive: Any) -> None:

@@ -19,7 +19,7 @@ class Admin(AdminServiceServicer):
         self._operations: Operations = gateway.operations
 
     async def CreateTopic(self, request: pb.CreateTopicRequest, rpc: Rpc) -> pb.CreateTopicResponse:  # noqa: N802
-        given = _given(request.settings)
+        given = given_settings(request.settings)
         info = await self._operations.create_topic(rpc.caller, request.name, given, if_missing=request.if_missing)
         return pb.CreateTopicResponse(topic=_topic(info))
 
@@ -31,14 +31,14 @@ class Admin(AdminServiceServicer):
         return pb.DescribeTopicResponse(
             name=found.name,
             topic_id=found.topic_id,
-            settings=_settings(found.settings),
+            settings=settings_of(found.settings),
             records=found.records,
             size_bytes=found.size_bytes,
             partitions=map(_partition, found.partitions),
         )
 
     async def AlterTopic(self, request: pb.AlterTopicRequest, rpc: Rpc) -> pb.AlterTopicResponse:  # noqa: N802
-        changes = {**_given(request.settings), **dict.fromkeys(request.clear)}
+        changes = {**given_settings(request.settings), **dict.fromkeys(request.clear)}
         return pb.AlterTopicResponse(
             topic=_topic(await self._operations.alter_topic(rpc.caller, request.name, changes))
         )
@@ -124,20 +124,20 @@ class Admin(AdminServiceServicer):
         )
 
 
-def _given(settings: pb.TopicSettings) -> dict[str, Any]:
+def given_settings(settings: pb.TopicSettings) -> dict[str, Any]:
     """What is set in the message, of what topics have."""
     fields = pb.TopicSettings.DESCRIPTOR.fields_by_name
     return {name: getattr(settings, name) for name in declared(Settings) if name in fields and settings.HasField(name)}
 
 
-def _settings(settings: Settings) -> pb.TopicSettings:
+def settings_of(settings: Settings) -> pb.TopicSettings:
     fields = pb.TopicSettings.DESCRIPTOR.fields_by_name
     told = {name: getattr(settings, name) for name in declared(Settings) if name in fields}
     return pb.TopicSettings(**{name: value for name, value in told.items() if value is not None})
 
 
 def _topic(info: TopicInfo) -> pb.Topic:
-    settings = _settings(info.settings)
+    settings = settings_of(info.settings)
     return pb.Topic(name=info.name, topic_id=info.topic_id, partitions=len(info.partitions), settings=settings)
 
 

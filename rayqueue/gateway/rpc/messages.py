@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from operator import attrgetter, methodcaller
+from typing import Any
 
 from rayqueue.client.producer.delivery import RecordMetadata
 from rayqueue.gateway.operations import Columns
@@ -19,8 +20,8 @@ _HEADERS = attrgetter("headers")
 _PRIORITY = attrgetter("priority")
 
 
-def columns_of(records: Sequence[common_pb2.NewRecord]) -> Columns:
-    """Columns that no record has are left out: nothing is done for them."""
+def columns_of_contents(records: Sequence[Any]) -> Columns:
+    """Of records or jobs. Columns that none of them has are left out: nothing is done for them."""
     made = Columns([each.value if each.HasField("value") else None for each in records])
     if any(map(_HAS_KEY, records)):
         made.keys = [each.key if each.HasField("key") else None for each in records]
@@ -28,6 +29,11 @@ def columns_of(records: Sequence[common_pb2.NewRecord]) -> Columns:
         made.headers = [tuple((header.name, header.value) for header in each.headers) for each in records]
     if any(map(_PRIORITY, records)):
         made.priorities = [each.priority for each in records]
+    return made
+
+
+def columns_of(records: Sequence[common_pb2.NewRecord]) -> Columns:
+    made = columns_of_contents(records)
     if any(map(_HAS_PARTITION, records)):
         made.partitions = [each.partition if each.HasField("partition") else None for each in records]
     if any(map(_HAS_TIMESTAMP, records)):

@@ -130,7 +130,7 @@ class Records(RecordServiceServicer):
 
     async def Subscribe(self, requests: AsyncIterator[pb.SubscribeRequest], rpc: Rpc) -> None:  # noqa: N802
         reading = aiter(requests)
-        first = await _next(reading, self._gateway.settings.slow_timeout_ms / 1000)
+        first = await next_message(reading, self._gateway.settings.slow_timeout_ms / 1000)
         if first is None or first.WhichOneof("message") != "join":
             raise InvalidInputError("the first message of a subscription is a join")
         join = first.join
@@ -185,7 +185,7 @@ class _Subscription:
     async def _listen(self, reading: AsyncIterator[pb.SubscribeRequest]) -> None:
         operations = self._service._operations
         while True:
-            request = await _next(reading, self._session.timeout_s)
+            request = await next_message(reading, self._session.timeout_s)
             if request is None:
                 return
             operations.session(self._rpc.caller, self._session.session_id)
@@ -230,7 +230,7 @@ class _Subscription:
                 await self.write(pb.SubscribeResponse(records=answer))
 
 
-async def _next(reading: AsyncIterator[Any], within_s: float) -> Any:
+async def next_message(reading: AsyncIterator[Any], within_s: float) -> Any:
     """None at the end of the stream. ``SessionGoneError`` if nothing is heard for so long."""
     try:
         return await asyncio.wait_for(anext(reading), within_s)

@@ -12,11 +12,20 @@ from grpc_reflection.v1alpha import reflection
 from rayqueue.errors import ConfigError
 from rayqueue.gateway.rpc.admin import Admin
 from rayqueue.gateway.rpc.calls import Letting
+from rayqueue.gateway.rpc.queues import WorkQueues
 from rayqueue.gateway.rpc.records import Records
-from rayqueue.gateway.rpc.v1 import admin_pb2, admin_pb2_grpc, records_pb2, records_pb2_grpc
+from rayqueue.gateway.rpc.v1 import (
+    admin_pb2,
+    admin_pb2_grpc,
+    queues_pb2,
+    queues_pb2_grpc,
+    records_pb2,
+    records_pb2_grpc,
+)
 
 SERVICES = (
     records_pb2.DESCRIPTOR.services_by_name["RecordService"],
+    queues_pb2.DESCRIPTOR.services_by_name["QueueService"],
     admin_pb2.DESCRIPTOR.services_by_name["AdminService"],
 )
 _MIN_PING_MS = 5000
@@ -50,8 +59,10 @@ class RpcServer:
             maximum_concurrent_rpcs=settings.max_connections,
         )
         add_records: Any = records_pb2_grpc.add_RecordServiceServicer_to_server
+        add_queues: Any = queues_pb2_grpc.add_QueueServiceServicer_to_server
         add_admin: Any = admin_pb2_grpc.add_AdminServiceServicer_to_server
         add_records(Records(self._gateway), server)
+        add_queues(WorkQueues(self._gateway), server)
         add_admin(Admin(self._gateway), server)
         self._health = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)

@@ -25,6 +25,8 @@ CODES: dict[type[e.RayQueueError], grpc.StatusCode] = {
     e.UnknownPartitionError: grpc.StatusCode.NOT_FOUND,
     e.UnknownGroupError: grpc.StatusCode.NOT_FOUND,
     e.UnknownBrokerError: grpc.StatusCode.NOT_FOUND,
+    e.UnknownJobError: grpc.StatusCode.NOT_FOUND,
+    e.JobError: grpc.StatusCode.FAILED_PRECONDITION,
     e.TopicExistsError: grpc.StatusCode.ALREADY_EXISTS,
     e.TopicNotReadyError: grpc.StatusCode.UNAVAILABLE,
     e.TopicError: grpc.StatusCode.FAILED_PRECONDITION,

@@ -16,14 +16,16 @@ from rayqueue.gateway.keys import TOPIC as KEYS
 from rayqueue.gateway.keys import KeyStore
 from rayqueue.gateway.rest import console
 from rayqueue.gateway.rest.pages import PUBLIC
-from rayqueue.gateway.rest.routes import ROUTES, Route
+from rayqueue.gateway.rest.route import Route
+from rayqueue.gateway.rest.routes import ROUTES
 from rayqueue.gateway.rest.serving import make_app
 from rayqueue.gateway.server import Gateway, check_bind
 from rayqueue.records import Record
 from rayqueue.testing import memory, wait_for
 
 GUARDED = [route for route in ROUTES if not route.public]
-NAMES = {"topic": "orders", "group": "g", "session": "x.y", "consumer": "c"}
+KINDS = ("topic", "group", "queue")
+NAMES = {"topic": "orders", "group": "g", "session": "x.y", "consumer": "c", "queue": "emails", "job": "0-0"}
 
 
 def ask(rest: httpx.Client, route: Route, key: str | None) -> httpx.Response:
@@ -42,7 +44,7 @@ def guarded(rq: memory.MemoryQueue, start: Callable[..., Gateway]) -> Iterator[t
     for name, grants in {
         "all": ["*:*:*"],
         "none": [],
-        "elsewhere": [f"{verb}:{kind}:other*" for verb in ("publish", "consume") for kind in ("topic", "group")],
+        "elsewhere": [f"{verb}:{kind}:other*" for verb in ("publish", "consume") for kind in KINDS],
         "revoked": ["*:*:*"],
     }.items():
         token, _ = store.create(name, grants)

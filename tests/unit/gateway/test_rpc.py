@@ -19,7 +19,7 @@ from grpc_status import rpc_status
 
 from rayqueue.gateway.keys import KeyStore
 from rayqueue.gateway.rpc.serving import SERVICES
-from rayqueue.gateway.rpc.v1 import admin_pb2, common_pb2
+from rayqueue.gateway.rpc.v1 import admin_pb2, common_pb2, queues_pb2
 from rayqueue.gateway.rpc.v1 import records_pb2 as pb
 from rayqueue.gateway.rpc.v1.admin_pb2_grpc import AdminServiceStub
 from rayqueue.gateway.rpc.v1.records_pb2_grpc import RecordServiceStub
@@ -304,15 +304,22 @@ def an_example(method: Any) -> bytes:
         "Fetch": pb.FetchRequest(topic="orders"),
         "Subscribe": pb.SubscribeRequest(join=pb.Join(group="g", topics=["orders"])),
         "ResetGroup": admin_pb2.ResetGroupRequest(group="g", to_earliest=True),
+        "PutJobs": queues_pb2.PutJobsRequest(queue="orders", jobs=[queues_pb2.NewJob(value=b"x")]),
+        "StreamJobs": queues_pb2.StreamJobsRequest(open=queues_pb2.OpenJobs(queue="orders")),
         "Ack": pb.AckRequest(session="x.y"),
         "CloseSession": pb.CloseSessionRequest(session="x.y"),
     }
     if method.name in examples:
         return bytes(examples[method.name].SerializeToString())
     fields = {each.name for each in method.input_type.fields}
-    made: Any = getattr(admin_pb2, method.input_type.name)()
-    for name in fields & {"name", "group"}:
+    module: Any = queues_pb2 if method.containing_service.name == "QueueService" else admin_pb2
+    made: Any = getattr(module, method.input_type.name)()
+    for name in fields & {"name", "group", "queue"}:
         setattr(made, name, "orders")
+    if "leases" in fields:
+        made.leases.append("1.0-0.0")
+    if "all" in fields:
+        made.all = True
     return bytes(made.SerializeToString())
 
 
@@ -323,7 +330,7 @@ def test_every_method_needs_a_key_and_its_grant(rq: memory.MemoryQueue, start: C
     revoked, key = store.create("revoked", ["*:*:*"])
     store.revoke(key.key_id)
     gateway = start()
-    assert len(each_method()) == 17
+    assert len(each_method()) == 34
     with grpc.insecure_channel(f"127.0.0.1:{gateway.grpc_port}") as channel:
         for method in each_method():
             request = an_example(method)
