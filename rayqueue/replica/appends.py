@@ -49,10 +49,10 @@ class Appends:
         self.admission = Admission(
             partition,
             limits,
-            next_index=lambda: replica.next_index,
-            applied=lambda: replica.applied,
+            next_index=lambda: replica.engine.next_index,
+            applied=lambda: replica.engine.applied,
             line=Line(calls.room_hold_ms / 1000),
-            disks_full=lambda: replica.refuses_records,
+            disks_full=lambda: replica.engine.refuses_records,
         )
         self.unacked_refused = 0
         """Batches with ``acks="none"`` that were not written: the topic was full, for example."""

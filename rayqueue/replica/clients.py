@@ -27,17 +27,21 @@ import selectors
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
-from typing import Protocol
+from typing import TYPE_CHECKING, Any
 
 from rayqueue.config import CallSettings
 from rayqueue.errors import DamagedLogError, InvariantBrokenError, QueueFullError, RayQueueError, TransportError
 from rayqueue.net.streams import Buffer, Stream
+from rayqueue.protocol.calls import encode_answer
 from rayqueue.protocol.failures import encode_failure
-from rayqueue.protocol.frames import HEAD, Frame, FrameReader, Kind, head
+from rayqueue.protocol.frames import HEAD, FrameReader, Kind, head
 from rayqueue.protocol.hello import TOKEN_BYTES
+
+if TYPE_CHECKING:
+    from rayqueue.replica.service import Service
 
 _log = logging.getLogger(__name__)
 
@@ -55,44 +59,22 @@ THE_CONNECTION = 0
 """A FAILED frame with this number is about the connection, not about a request."""
 
 
-class ClientService(Protocol):
-    """What clients are served by; the part of ``rayqueue.replica.service.Service`` that is about them."""
-
-    def serve(self, client: int, frame: Frame) -> None: ...
-    def needs(self, client: int) -> bool: ...
-    def client_gone(self, client: int) -> None: ...
-
-
+@dataclass(eq=False, slots=True)
 class _Client:
-    __slots__ = (
-        "closed",
-        "deaf",
-        "fd",
-        "heard_s",
-        "interest",
-        "number",
-        "out",
-        "out_bytes",
-        "reader",
-        "stream",
-        "unanswered",
-    )
-
-    def __init__(self, number: int, stream: Stream, reader: FrameReader, now_s: float) -> None:
-        self.number = number
-        self.heard_s = now_s
-        """When something last went through, in either direction."""
-        self.stream = stream
-        self.fd = stream.fileno()
-        self.reader = reader
-        self.interest = 0
-        self.out: list[Buffer] = []
-        self.out_bytes = 0
-        """Answers of this turn, for one write."""
-        self.unanswered = 0
-        self.deaf = False
-        """It is not read from, because it does not take its answers."""
-        self.closed = False
+    number: int
+    stream: Stream
+    fd: int
+    reader: FrameReader
+    heard_s: float
+    """When something last went through, in either direction."""
+    interest: int = 0
+    out: list[Buffer] = field(default_factory=list)
+    """Answers of this turn, for one write."""
+    out_bytes: int = 0
+    unanswered: int = 0
+    deaf: bool = False
+    """It is not read from, because it does not take its answers."""
+    closed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +89,7 @@ class ClientStats:
 class Clients:
     """All on the engine's thread. ``service`` is set before the first client comes."""
 
-    service: ClientService
+    service: Service
 
     def __init__(
         self,
@@ -145,7 +127,7 @@ class Clients:
 
     def admit(self, stream: Stream, unread: bytes) -> None:
         reader = FrameReader(self._max_frame_bytes, _BUFFER_BYTES)
-        client = _Client(next(self._numbers), stream, reader, self._clock())
+        client = _Client(next(self._numbers), stream, stream.fileno(), reader, self._clock())
         full = self._make_room(stream.source)
         if full is not None:
             self._refused += 1
@@ -276,6 +258,13 @@ class Clients:
         out.append(head(kind, request, size_bytes))
         out.extend(buffers)
         client.out_bytes += HEAD.size + size_bytes
+
+    def answer(self, number: int, request: int, answer: Any) -> None:
+        """Answer a call: with what was found, or with the error that says why nothing was."""
+        if isinstance(answer, RayQueueError):
+            self.fail(number, request, answer)
+        else:
+            self.send(number, Kind.ANSWER, request, (encode_answer(answer),))
 
     def fail(self, number: int, request: int, error: RayQueueError) -> None:
         """Answer a request with an error."""

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from rayqueue.cluster.brokers import Seen
 from rayqueue.cluster.catalog import BrokerRow, PlacedReplica
@@ -22,9 +23,9 @@ from rayqueue.cluster.placement import AliveBroker
 from rayqueue.cluster.recoveries import Recovery
 from rayqueue.cluster.tables import COORDINATOR
 from rayqueue.config import Settings
-from rayqueue.errors import InvalidInputError, RayQueueError
+from rayqueue.errors import InvalidInputError
 from rayqueue.ids import GroupId, Index, Offset, ReplicaId
-from rayqueue.protocol.calls import GetStatus, decode_coordinator_call, encode_answer
+from rayqueue.protocol.calls import GetStatus, decode_coordinator_call
 from rayqueue.protocol.frames import Frame, Kind
 from rayqueue.protocol.seals import Seals
 from rayqueue.protocol.topics import TopicInfo
@@ -131,10 +132,10 @@ class CoordinatorService(Service):
             raise InvalidInputError("a coordinator holds no records; ask a partition's replica", kind=frame.kind)
         call, request = decode_coordinator_call(frame.body), frame.request
         if isinstance(call, GetStatus):
-            self._send(client, request, self._replica.client_status())
+            self._clients.answer(client, request, self._replica.client_status())
             return
         self._replica.check_leads()  # says who does, which the coordinator itself does not know
-        self._coordinator.handle(time.monotonic(), client, call, lambda answer: self._send(client, request, answer))
+        self._coordinator.handle(time.monotonic(), client, call, partial(self._clients.answer, client, request))
 
     def needs(self, client: int) -> bool:
         return self._coordinator.has_members(client)
@@ -143,7 +144,7 @@ class CoordinatorService(Service):
         self._coordinator.disconnected(time.monotonic(), client)
 
     def lead(self, now_s: float) -> None:
-        self._coordinator.lead(now_s, node=self._replica.replica_id, term=self._replica.term)
+        self._coordinator.lead(now_s, node=self._replica.replica_id, term=self._replica.engine.term)
 
     def lost(self, now_s: float) -> None:
         self._coordinator.unlead()
@@ -154,7 +155,7 @@ class CoordinatorService(Service):
         lists = len(machine.unmade), len(machine.doomed), len(machine.expired), len(machine.lost), len(machine.moves)
         unsettled = sum(not each.settled for each in machine.recoveries.values())
         plan = machine.rebalance, len(machine.planned)
-        seen = (self.leads, machine.version, *lists, unsettled, plan, self._replica.members)
+        seen = (self.leads, machine.version, *lists, unsettled, plan, self._replica.engine.members)
         if seen != self._seen:
             self._seen = seen
             self._on_change()
@@ -163,7 +164,7 @@ class CoordinatorService(Service):
         self._coordinator.unlead()
 
     def bounds(self) -> tuple[Offset, Offset]:
-        return Offset(0), Offset(self._replica.applied)
+        return Offset(0), Offset(self._replica.engine.applied)
 
     # -- small things --------------------------------------------------------------------------
 
@@ -171,18 +172,18 @@ class CoordinatorService(Service):
         check_readable(command, self._replica.oldest_version)
 
     def _view(self) -> ClusterView:
-        machine, replica = self.machine, self._replica
+        machine, engine = self.machine, self._replica.engine
         return ClusterView(
             self.leads,
-            replica.leader,
+            engine.leader,
             machine.cluster_id,
             dict(machine.topics),
             dict(machine.brokers),
             frozenset((key.group_id, key.node) for key in machine.unmade),
             tuple(machine.doomed.values()),
             {ReplicaId(node): broker for node, broker in machine.coordinators.items()},
-            replica.members,
-            replica.members_version,
+            engine.members,
+            engine.members_version,
             dict(machine.expired),
             {(key.group_id, key.node): why for key, why in machine.lost.items()},
             dict(machine.moves),
@@ -201,12 +202,6 @@ class CoordinatorService(Service):
 
     def _propose(self, payload: bytes, answer: Answer) -> None:
         self._replica.propose(payload, answer)
-
-    def _send(self, client: int, request: int, answer: Any) -> None:
-        if isinstance(answer, RayQueueError):
-            self._clients.fail(client, request, answer)
-        else:
-            self._clients.send(client, Kind.ANSWER, request, (encode_answer(answer),))
 
 
 CoordinatorReplica = Replica[CoordinatorService]

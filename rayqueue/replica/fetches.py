@@ -156,7 +156,7 @@ class Fetches:
         A leader that was just elected may not know yet how much of its log is committed, and a follower never does.
         To say "out of range" then would send a reader back to records that it has read.
         """
-        if not self._replica.is_leader:
+        if not self._replica.engine.is_leader:
             self._wait(fetch)
             return
 

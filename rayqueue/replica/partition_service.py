@@ -32,7 +32,7 @@ from rayqueue.partition import (
 from rayqueue.partition.commands import decode
 from rayqueue.partition.jobs.facts import Counts
 from rayqueue.protocol import calls
-from rayqueue.protocol.calls import Bounds, Call, encode_answer
+from rayqueue.protocol.calls import Bounds, Call
 from rayqueue.protocol.frames import Frame, Kind
 from rayqueue.protocol.jobs import JobCall
 from rayqueue.protocol.seals import Seals
@@ -149,7 +149,7 @@ class PartitionService(Service):
 
     def maintain(self, now_s: float) -> None:
         """Let go of what is too old, or of positions that nobody uses any more."""
-        if not self._replica.is_leader:
+        if not self._replica.engine.is_leader:
             return
         log, group_retention_ms = self._settings.log, self._settings.cluster.group_retention_ms
         self.jobs.maintain(log.segment_bytes, log.max_batch_bytes)
@@ -175,7 +175,7 @@ class PartitionService(Service):
         return self.partition.readable_from, self.partition.high_watermark
 
     def measure(self) -> PartitionMeasures:
-        partition, fetches, leads = self.partition, self.fetches, self._replica.is_leader
+        partition, fetches, leads = self.partition, self.fetches, self._replica.engine.is_leader
         backlog = partition.backlog() if leads else Backlog(0, 0)
         counts = partition.jobs.counts if leads and partition.jobs is not None else Counts()
         return PartitionMeasures(
@@ -202,7 +202,7 @@ class PartitionService(Service):
             return
         if isinstance(call, _OF_LOGS):
             self._check_log()
-        reply = partial(self._reply, client, request)
+        reply = partial(self._clients.answer, client, request)
         match call:
             case calls.GetStatus():
                 reply(self._replica.client_status())
@@ -240,17 +240,10 @@ class PartitionService(Service):
             case _:
                 raise InvalidInputError(f"a partition does not answer {type(call).__name__}")
 
-    def _reply(self, client: int, request: int, answer: Any) -> None:
-        if isinstance(answer, RayQueueError):
-            self._clients.fail(client, request, answer)
-        else:
-            self._clients.send(client, Kind.ANSWER, request, (encode_answer(answer),))
-
     def _once_confirmed(self, client: int, request: int, read: Callable[[], Any]) -> None:
         def confirmed(error: Any) -> None:
-            self._clients.serving(
-                client, request, lambda: self._reply(client, request, read() if error is None else error)
-            )
+            answer = partial(self._clients.answer, client, request)
+            self._clients.serving(client, request, lambda: answer(read() if error is None else error))
 
         self._replica.confirm(confirmed)
 

@@ -41,7 +41,7 @@ from rayqueue.errors import (
     ReplicaClosedError,
     StorageError,
 )
-from rayqueue.ids import GroupId, Index, ReplicaId, Term
+from rayqueue.ids import GroupId, ReplicaId
 from rayqueue.log.store import LogStore, Snapshot
 from rayqueue.protocol.calls import ReplicaStatus
 from rayqueue.raft.clients import ClientTransport
@@ -114,9 +114,10 @@ class Replica(Generic[ServiceT]):
         self._log_settings = settings.log
         self._on_fatal = on_fatal
         rng = Random()  # noqa: S311  # election jitter
-        self._engine = RaftEngine(store, machine, settings.raft, rng, time.monotonic())
+        self.engine = RaftEngine(store, machine, settings.raft, rng, time.monotonic())
+        """Its thread's. The service looks at it, and proposes by this replica."""
         self._loop = Loop(
-            self._engine,
+            self.engine,
             store,
             send=transport.send,
             take_calls=self._take_calls,
@@ -131,11 +132,11 @@ class Replica(Generic[ServiceT]):
         max_frame_bytes = settings.log.max_batch_bytes + _FRAME_SLACK_BYTES
         self.clients = Clients(settings.calls, max_frame_bytes, damaged=self._damaged)
         self.service = self.clients.service = service(self)
-        self._leadership = Leadership(self._engine, self.service)
+        self._leadership = Leadership(self.engine, self.service)
         transport.serve_clients(self.clients)
         self._scrub = Scrub(self._name, store.tables, self.snapshot, settings.log)
         bounds = self.service.bounds
-        self._board = StatusBoard(self._engine, store, transport, self._room, self._syncs, self._scrub, bounds)
+        self._board = StatusBoard(self.engine, store, transport, self._room, self._syncs, self._scrub, bounds)
         self.measures: Measures | None = None
         """As of about a second ago at most; None before the first."""
         self._thread = threading.Thread(target=self._main, name=f"raft {self._name}", daemon=True)
@@ -158,17 +159,17 @@ class Replica(Generic[ServiceT]):
 
         The caller vouches that the machine can read it: in the log it would stop every replica that applies it.
         """
-        self._ask(lambda pending: self._engine.propose(payload, pending), answer)
+        self._ask(lambda pending: self.engine.propose(payload, pending), answer)
 
     def confirm_leadership(self, answer: Answer) -> None:
         """Answers None if this replica still leads, proven by a majority after the call; or the error."""
-        self._ask(self._engine.confirm_leadership, answer)
+        self._ask(self.engine.confirm_leadership, answer)
 
     def change_members(self, change: Callable[[ReplicaSet], ReplicaSet], answer: Answer) -> None:
-        self._ask(lambda pending: self._engine.change_members(change(self._engine.members), pending), answer)
+        self._ask(lambda pending: self.engine.change_members(change(self.engine.members), pending), answer)
 
     def transfer_leadership(self, target: ReplicaId, answer: Answer) -> None:
-        self._ask(lambda pending: self._engine.transfer_leadership(target, time.monotonic(), pending), answer)
+        self._ask(lambda pending: self.engine.transfer_leadership(target, time.monotonic(), pending), answer)
 
     def set_peers(self, addresses: Mapping[ReplicaId, tuple[str, int]]) -> None:
         """Where the others listen. Who belongs to the group is said in its log, not here."""
@@ -211,7 +212,7 @@ class Replica(Generic[ServiceT]):
 
     def make_way(self, answer: Answer) -> None:
         """Let the voter lead that can take over soonest. Answers None once this replica leads no more, or the error."""
-        self._ask(lambda pending: self._engine.hand_over(time.monotonic(), pending), answer)
+        self._ask(lambda pending: self.engine.hand_over(time.monotonic(), pending), answer)
 
     def stop(self, hand_over_s: float = HAND_OVER_S) -> bool:
         """A planned stop: hand the leadership over, wait for that, but no longer than ``hand_over_s``, and close.
@@ -226,7 +227,7 @@ class Replica(Generic[ServiceT]):
             done.set()
 
         def hand_over(pending: Pending) -> None:
-            self._engine.hand_over(time.monotonic(), pending)
+            self.engine.hand_over(time.monotonic(), pending)
 
         pending = self._answers.pending(answer, inside=True)
         try:
@@ -250,32 +251,11 @@ class Replica(Generic[ServiceT]):
     # -- for the service, on the engine's thread -----------------------------------------
 
     @property
-    def is_leader(self) -> bool:
-        return self._engine.is_leader
-
-    @property
-    def term(self) -> Term:
-        return self._engine.term
-
-    @property
-    def leader(self) -> ReplicaId | None:
-        return self._engine.leader
-
-    @property
-    def members(self) -> ReplicaSet:
-        return self._engine.members
-
-    @property
-    def members_version(self) -> Index | None:
-        """Grows with each change of the membership; None while one is not committed."""
-        return self._engine.members_version
-
-    @property
     def oldest_version(self) -> int:
         """Of the replicas' protocol, that all members of the group understand, as far as it is known. Who has not been
         seen by this process counts as new: it may be gone for good, and holds nothing up."""
         versions = self._transport.versions
-        members = self._engine.members.everyone - {self._store.replica_id}
+        members = self.engine.members.everyone - {self._store.replica_id}
         return min((versions.get(peer, SPEAKS.highest) for peer in members), default=SPEAKS.highest)
 
     @property
@@ -286,26 +266,11 @@ class Replica(Generic[ServiceT]):
     def replica_id(self) -> ReplicaId:
         return self._store.replica_id
 
-    @property
-    def applied(self) -> Index:
-        """How far the log is applied."""
-        return self._engine.applied
-
-    @property
-    def next_index(self) -> Index:
-        """Which entry the next proposal becomes."""
-        return self._engine.next_index
-
-    @property
-    def refuses_records(self) -> bool:
-        """A majority has no room for them."""
-        return self._engine.refuses_records
-
     def propose(self, payload: bytes, answer: Answer) -> Pending:
         """Append an entry to the log, if this replica leads; else it raises. The answer is what applying it answers."""
         pending = self._answers.pending(answer, inside=True)
         try:
-            self._engine.propose(payload, pending)
+            self.engine.propose(payload, pending)
         except (RayQueueError, OSError):
             raise
         except Exception as error:
@@ -316,7 +281,7 @@ class Replica(Generic[ServiceT]):
 
     def tell_log(self, payload: bytes) -> None:
         """The same, for what nobody waits for."""
-        self._engine.propose(payload, None)
+        self.engine.propose(payload, None)
 
     def once_synced(self, pending: Pending, result: Any) -> None:
         """Answer it with ``result`` once this replica has it on disk, unless another answer comes first."""
@@ -335,21 +300,21 @@ class Replica(Generic[ServiceT]):
     def hand_over(self, target: ReplicaId, answer: Answer) -> None:
         """Let another voter lead. Answers None once this replica does not any more, or the error."""
         pending = self._answers.pending(answer, inside=True)
-        self._answers.attempt(lambda each: self._engine.transfer_leadership(target, time.monotonic(), each), pending)
+        self._answers.attempt(lambda each: self.engine.transfer_leadership(target, time.monotonic(), each), pending)
 
     def check_leads(self) -> None:
         """``NotLeaderError``, with the leader's id if it is known, unless this replica leads."""
-        if not self._engine.is_leader:
+        if not self.engine.is_leader:
             raise self.not_leader()
 
     def not_leader(self) -> NotLeaderError:
-        leader = self._engine.leader
+        leader = self.engine.leader
         hint = f"ask {leader}" if leader else "no leader is known yet, retry"
         return NotLeaderError(f"{self._store.replica_id} does not lead; {hint}", leader=leader)
 
     def client_status(self) -> ReplicaStatus:
         """What clients are told: who leads, as it is now; the size as of the last second."""
-        engine, board = self._engine, self._board
+        engine, board = self.engine, self._board
         bounds = self.service.bounds()
         return ReplicaStatus(self.replica_id, board.role, engine.leader, engine.term, *bounds, board.status.size_bytes)
 
@@ -364,7 +329,7 @@ class Replica(Generic[ServiceT]):
                     self._damaged(str(error))
                 except LostHistoryError as error:
                     _log.critical("%s: %s", self._name, error)
-                    self._engine.abstain(str(error))
+                    self.engine.abstain(str(error))
             self._end()
         except BaseException as error:  # noqa: BLE001  # whatever it is, this replica must not go on
             _log.critical("%s stops: %s", self._name, error, exc_info=True)
@@ -390,7 +355,7 @@ class Replica(Generic[ServiceT]):
 
     def _patience_s(self) -> float:
         """How long the thread may sleep if nothing happens."""
-        engine = self._engine
+        engine = self.engine
         if engine.busy or self._inbox:
             return 0.0
         now = time.monotonic()
@@ -427,7 +392,7 @@ class Replica(Generic[ServiceT]):
             for answer in answers:
                 answer(result)
 
-        self._answers.attempt(self._engine.confirm_leadership, self._answers.pending(answer_all, inside=True))
+        self._answers.attempt(self.engine.confirm_leadership, self._answers.pending(answer_all, inside=True))
 
     def _stepped(self, done: list[Done]) -> None:
         now = time.monotonic()
@@ -443,7 +408,7 @@ class Replica(Generic[ServiceT]):
     def _damaged(self, why: str) -> None:
         if self._store.damaged is None:
             _log.critical("%s is damaged, leads no more and must be rebuilt: %s", self._name, why)
-        self._engine.damaged(why)
+        self.engine.damaged(why)
 
     def _sync(self, now: float) -> bool:
         """True if all is durable that the turn wants to promise."""
@@ -492,7 +457,7 @@ class Replica(Generic[ServiceT]):
         settings, due = self._log_settings, self._due
         due.maintain_at_s = now + _MAINTAIN_EVERY_S
         self._room.look()
-        more = self._engine.maintain(settings.segment_bytes, settings.trim_entries_per_tick)
+        more = self.engine.maintain(settings.segment_bytes, settings.trim_entries_per_tick)
         status = self._board.renew()
         if more:
             due.maintain_at_s = now
@@ -511,7 +476,7 @@ class Replica(Generic[ServiceT]):
         self.service.close()
         self.clients.flush()
         self._answers.flush()
-        if self._store.dirty and not self._loop.read_only and not self._engine.halted:
+        if self._store.dirty and not self._loop.read_only and not self.engine.halted:
             self._store.sync()
         self._transport.close()
         self._store.close()

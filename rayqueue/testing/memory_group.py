@@ -36,6 +36,7 @@ from rayqueue.raft.handshake import SPEAKS
 from rayqueue.raft.machine import StateMachine
 from rayqueue.raft.replica_set import ReplicaSet
 from rayqueue.records.checksum import entry_crc
+from rayqueue.replica.clients import Clients
 from rayqueue.replica.partition_service import PartitionService
 from rayqueue.replica.service import Service
 from rayqueue.replica.status import Status
@@ -240,6 +241,14 @@ class MemoryGroup:
         return self
 
     @property
+    def engine(self) -> MemoryGroup:
+        return self
+
+    @property
+    def members_version(self) -> Index:
+        return Index(1)
+
+    @property
     def applied(self) -> Index:
         return Index(self._index)
 
@@ -311,6 +320,8 @@ class MemoryGroup:
         connection = self._connections.get(client)
         if connection is not None and self._muted != (client, request):
             connection.answer([head(kind, request, sum(map(len, buffers))), *buffers])
+
+    answer = Clients.answer
 
     def fail(self, client: int, request: int, error: RayQueueError) -> None:
         self.send(client, Kind.FAILED, request, [encode_failure(error)])

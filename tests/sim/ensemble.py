@@ -88,7 +88,7 @@ class Ensemble(Generic[NodeT]):
         node = self.nodes[replica_id]
         if not node.alive:
             raise OutcomeUnknownError(f"{replica_id} does not run at the moment", node=replica_id)
-        return endpoint_of(node, node.port, node.leader, node.term)
+        return endpoint_of(node, node.port, node.engine.leader, node.engine.term)
 
     def leader(self) -> NodeT | None:
         """Of the newest term, if it lives."""
@@ -158,8 +158,9 @@ class Ensemble(Generic[NodeT]):
 
     def describe(self) -> str:
         lines = [
-            f"{node.replica_id} {'alive' if node.alive else 'dead'} term={node.engine.term} leads={node.is_leader}"
-            f" last={node.disk.last_index} commit={node.engine.commit} applied={node.engine.applied}"
+            f"{node.replica_id} {'alive' if node.alive else 'dead'} term={node.engine.term} "
+            f"leads={node.engine.is_leader} last={node.disk.last_index} commit={node.engine.commit} "
+            f"applied={node.engine.applied}"
             for node in self.nodes.values()
         ]
         return f"{self.group_id}: " + "; ".join(lines)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from rayqueue.cluster.machine import ClusterMachine
 from rayqueue.errors import NotLeaderError
-from rayqueue.ids import GroupId, Index, ReplicaId
+from rayqueue.ids import GroupId, ReplicaId
 from rayqueue.log.store import Snapshot
 from rayqueue.partition import Partition
 from rayqueue.protocol.calls import ReplicaStatus
@@ -135,24 +135,14 @@ class ServedNode(EngineNode):
 
     # -- for the service -----------------------------------------------------------------
 
-    is_leader = property(lambda self: self.engine.is_leader)
-    leader = property(lambda self: self.engine.leader)
-    term = property(lambda self: self.engine.term)
-    members = property(lambda self: self.engine.members)
-    next_index = property(lambda self: self.engine.next_index)
-    refuses_records = property(lambda self: self.engine.refuses_records)
-
-    @property
-    def applied(self) -> Index:
-        return self.engine.applied
-
     @property
     def group_id(self) -> GroupId:
         return self.disk.group_id
 
     def client_status(self) -> ReplicaStatus:
-        role = "leader" if self.is_leader else "follower"
-        return ReplicaStatus(self.replica_id, role, self.leader, self.term, *self.service.bounds(), size_bytes=0)
+        engine, bounds = self.engine, self.service.bounds()
+        role = "leader" if engine.is_leader else "follower"
+        return ReplicaStatus(self.replica_id, role, engine.leader, engine.term, *bounds, size_bytes=0)
 
     def run(self, work: Callable[[], None], refused: Answer | None = None) -> None:
         self.call(work)

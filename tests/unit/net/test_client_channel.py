@@ -312,7 +312,7 @@ def test_one_round_confirms_all_questions_of_a_turn(make: Make) -> None:
 
     async def scenario() -> None:
         channel = await cluster.open()
-        leadership = cluster.replica._engine._leadership
+        leadership = cluster.replica.engine._leadership
         assert leadership is not None
         await channel.call(calls.GetBounds())
         before = leadership.round

@@ -33,7 +33,7 @@ class Port:
         self.served: list[tuple[int, int]] = []
         self.members: set[int] = set()
         self.clients = Clients(CallSettings(**settings), 1 << 20, damaged=pytest.fail, clock=lambda: self.now_s)
-        self.clients.service = self
+        self.clients.service = self  # type: ignore[assignment]  # all that clients need of one
         self._sockets: list[socket.socket] = []
 
     def serve(self, client: int, frame: Frame) -> None:
