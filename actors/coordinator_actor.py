@@ -58,6 +58,7 @@ class CoordinatorActor(ReplicaActor["CoordinatorReplica"]):
             spec.settings,
             host=spec.host,
             epoch=spec.cluster.epoch,
+            first_coordinators=spec.cluster.coordinators,
             on_change=self._keeper.wake,
             deliver=deliver,
             on_fatal=die,

@@ -17,6 +17,7 @@ from rayqueue.cluster.moves import Move, Reason
 from rayqueue.cluster.recoveries import Recovery
 from rayqueue.cluster.sites import Sites
 from rayqueue.errors import InvalidInputError, InvariantBrokenError, MembershipError, UnknownPartitionError
+from rayqueue.ids import ReplicaId
 from rayqueue.protocol.calls import (
     BeginRebalance,
     Broker,
@@ -64,7 +65,16 @@ class Seen:
     """By Raft group: what should be done, and what that waits for."""
 
 
-def cluster_info(machine: ClusterMachine, sites: Sites, seen: Seen, coordinator: str, term: int) -> ClusterInfo:
+def cluster_info(
+    machine: ClusterMachine,
+    sites: Sites,
+    seen: Seen,
+    coordinator: str,
+    term: int,
+    first_coordinators: Mapping[ReplicaId, str] | None = None,
+) -> ClusterInfo:
+    """``first_coordinators``: those that the cluster was made with, and their brokers. They are in nobody's log."""
+    first = Counter(broker for node, broker in (first_coordinators or {}).items() if node not in machine.coordinators)
     counts, room, spare = machine.replica_counts(), sites.room(), sites.spare_bytes()
     leaders = None if seen.leaders is None else Counter(seen.leaders.values())
     brokers: list[Broker] = []
@@ -78,7 +88,7 @@ def cluster_info(machine: ClusterMachine, sites: Sites, seen: Seen, coordinator:
                 counts.get(name, 0),
                 room.get(name),
                 row.draining,
-                machine.holds(name),
+                machine.holds(name) + first[name],
                 row.ray_node,
                 "" if alive is None else alive.rack,
                 None if leaders is None else leaders[name],

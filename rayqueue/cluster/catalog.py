@@ -293,6 +293,9 @@ class Catalog:
         sound = {broker for node, broker in self.coordinators.items() if node not in lost}
         if command.node in self.coordinators or command.broker in sound:
             return
+        known = self.brokers.get(command.broker)
+        if known is not None and known.draining:  # whoever asks for it did not know that yet
+            return
         replica = PlacedReplica(command.group_id, command.node, command.broker, "", 0)
         if self.lost.pop(replica.key, None) is not None:  # said of an id that nobody had yet
             self._store.delete(META, replica.key.row_key(_LOST))
@@ -335,6 +338,10 @@ class Catalog:
             return ChangeInProgressError(f"a replica of {command.group_id} is being replaced already; retry")
         if command.broker and command.broker not in self.brokers:
             return unknown_broker(command.broker, self.brokers)
+        if command.broker and self.brokers[command.broker].draining:
+            return InvalidInputError(
+                f"broker {command.broker} is being emptied; nothing is moved to it", broker=command.broker
+            )
         if not command.broker and len(partition.replicas) == 1:
             return MembershipError(f"{command.remove} is the only replica of {command.group_id}", node=command.remove)
         self._counters.moves += 1

@@ -33,7 +33,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -69,6 +69,7 @@ from rayqueue.errors import (
     RayQueueError,
     UnknownGroupError,
 )
+from rayqueue.ids import ReplicaId
 from rayqueue.protocol.calls import (
     AlterTopic,
     BeginRebalance,
@@ -159,6 +160,8 @@ class Coordinator:
         self._sites = Sites(machine, settings)
         self.seen = Seen()
         """What the keeper tells of its looks."""
+        self.first_coordinators: Mapping[ReplicaId, str] = {}
+        """Those that the cluster was made with, and their brokers: an operator is told where they are."""
         self.whereabouts = Whereabouts(machine)
         self._early: deque[tuple[int, CoordinatorCall, Reply]] = deque()
         self._topic_changes: deque[tuple[CoordinatorCall, Reply]] = deque()
@@ -409,7 +412,7 @@ class Coordinator:
                 return self._cluster_info()
 
     def _cluster_info(self) -> ClusterInfo:
-        return cluster_info(self._machine, self._sites, self.seen, self._node, self._term)
+        return cluster_info(self._machine, self._sites, self.seen, self._node, self._term, self.first_coordinators)
 
     def _drain_broker(self, call: DrainBroker, reply: Reply) -> None:
         self._then_cluster(commands.DrainBroker(call.broker, call.draining), reply)

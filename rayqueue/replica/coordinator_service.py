@@ -79,6 +79,7 @@ class CoordinatorService(Service):
         machine: ClusterMachine,
         settings: Settings,
         on_change: Callable[[], None],
+        first_coordinators: Mapping[ReplicaId, str] | None = None,
     ) -> None:
         """``on_change`` is called on the engine's thread when a ``ClusterView`` would be another one."""
         self.machine = machine
@@ -95,6 +96,7 @@ class CoordinatorService(Service):
             lambda: time.time_ns() // 1_000_000,
             self._check,
         )
+        self._coordinator.first_coordinators = first_coordinators or {}
 
     # -- from any thread ------------------------------------------------------------------
 
@@ -215,18 +217,22 @@ def start_coordinator(
     *,
     host: str,
     epoch: int = 0,
+    first_coordinators: Mapping[ReplicaId, str] | None = None,
     on_change: Callable[[], None],
     deliver: Deliver = call_each,
     on_fatal: Callable[[BaseException], None],
 ) -> CoordinatorReplica:
-    """Run the replica of the coordinator whose data is at ``path``. It listens on a free port of ``host``."""
+    """Run the replica of the coordinator whose data is at ``path``. It listens on a free port of ``host``.
+
+    ``first_coordinators``: where the replicas are that the cluster was made with; no log says that.
+    """
     store, transport = open_replica(path, group_id, replica_id, settings, COORDINATOR, host=host, epoch=epoch)
     machine = ClusterMachine(store)
     return Replica(
         store,
         transport,
         machine,
-        lambda replica: CoordinatorService(replica, machine, settings, on_change),
+        lambda replica: CoordinatorService(replica, machine, settings, on_change, first_coordinators),
         _with_short_log(settings),
         deliver=deliver,
         on_fatal=on_fatal,

@@ -7,12 +7,23 @@ from typing import Any
 import pytest
 
 from rayqueue.cluster.brokers import MAX_PLANNED, Pace, Seen, cluster_info, rebalance_command
-from rayqueue.cluster.commands import BeginMove, BeginRebalance, CreateTopic, PutBroker, ReplicasMade
+from rayqueue.cluster.commands import (
+    BeginMove,
+    BeginRebalance,
+    CreateTopic,
+    DrainBroker,
+    PlaceCoordinator,
+    PutBroker,
+    ReplicasMade,
+    ReplicasRemoved,
+    RetireCoordinator,
+)
 from rayqueue.cluster.moves import Reason
 from rayqueue.cluster.placement import AliveBroker, place
 from rayqueue.cluster.sites import Sites, nearly_full, room, spare_bytes
 from rayqueue.config import MIB, ClusterSettings
 from rayqueue.errors import CapacityError, InvalidInputError, NoBrokerError
+from rayqueue.ids import COORDINATOR, ReplicaId
 from rayqueue.protocol import calls
 from rayqueue.protocol.calls import RebalanceMove
 from rayqueue.protocol.topics import TopicSettings
@@ -110,6 +121,33 @@ def test_what_is_told_of_moves_disks_leaders_and_what_waits(log: ClusterLog) -> 
     assert info.rebalance is not None
     assert (info.rebalance.waiting, info.waiting) == ((), ()), "it is being moved"
     assert cluster_info(log.machine, here, Seen(), "c1", 1).moves[0].left_ms is None
+
+
+def test_a_broker_holds_the_coordinator_that_the_cluster_was_made_with(log: ClusterLog) -> None:
+    """Else it would be called empty, and stopped, while it still votes; and once it leaves, hold one again."""
+    here = sites(log, broker("b4"), broker("b5"))
+    first = {ReplicaId("c1"): "b4", ReplicaId("c2"): "b5"}
+
+    def held() -> list[int]:
+        info = cluster_info(log.machine, here, Seen(), "c1", 1, first)
+        return [each.holds for each in info.brokers if each.broker in ("b4", "b5")]
+
+    log.apply(PutBroker("b5", "h", "n5"))
+    assert held() == [1, 1]
+    log.apply(RetireCoordinator(COORDINATOR, "c2", "b5"))
+    assert held() == [1, 1], "its data is still there"
+    log.apply(ReplicasRemoved(((COORDINATOR, "c2"),)))
+    assert held() == [1, 0]
+
+
+def test_nothing_new_comes_to_a_broker_that_is_being_emptied(log: ClusterLog) -> None:
+    """Whoever asks for it may have looked before the operator's word was written down."""
+    log.apply(DrainBroker("b4", True))
+    with pytest.raises(InvalidInputError, match="being emptied"):
+        raise log.apply(BeginMove(GROUP, "r1", "b4", Reason.BALANCE))
+    log.apply(PlaceCoordinator(COORDINATOR, "c9", "b4"))
+    assert "c9" not in log.machine.coordinators
+    assert log.machine.holds("b4") == 0
 
 
 def test_a_plan_that_cannot_be_is_refused_before_anything_is_written(log: ClusterLog) -> None:
