@@ -14,6 +14,7 @@ What differs is in docs/jobs.md, "From ray.util.queue".
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 import uuid
 from collections.abc import Coroutine, Iterable, Mapping, Sequence
@@ -30,13 +31,25 @@ from rayqueue.client.twins import awaiting, beside, blocking, in_io, part
 from rayqueue.errors import ClosedError, LeaseLostError, QueueFullError, TopicRecreatedError, UnknownTopicError
 from rayqueue.net.interfaces import ask
 from rayqueue.protocol.calls import Call
-from rayqueue.protocol.jobs import MAX_JOBS, GetQueueSizes, Job, Leased, LeaseJobs, QueueSizes, SettleJobs, Settlement
+from rayqueue.protocol.jobs import (
+    MAX_JOBS,
+    GetQueueSizes,
+    Job,
+    Leased,
+    LeaseJobs,
+    QueueSizes,
+    SettleJobs,
+    Settlement,
+    WithdrawRequest,
+)
 from rayqueue.protocol.topics import TopicInfo, TopicPartition
 
 if TYPE_CHECKING:
     from rayqueue.client.handle import RayQueue
 
 __all__ = ["Empty", "Full", "Queue"]
+
+_log = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
 
@@ -317,15 +330,18 @@ class _Getting:
             found: Leased = await asyncio.shield(asking)
         except asyncio.CancelledError:
             asking.add_done_callback(self._hand_back)  # whoever asked is gone, and the answer may be on its way
+            _finish(self._withdrawn(call.attempt))
             raise
         return found
 
     def _hand_back(self, asking: asyncio.Future[Leased]) -> None:
         if not asking.cancelled() and asking.exception() is None and asking.result().jobs:
             leased = asking.result()
-            returning = asyncio.ensure_future(self._say("release", leased.token, leased.jobs))
-            _returning.add(returning)
-            returning.add_done_callback(_returning.discard)
+            _finish(self._say("release", leased.token, leased.jobs))
+
+    async def _withdrawn(self, attempt: int) -> bool:
+        call = WithdrawRequest(worker=self._worker, attempt=attempt)
+        return bool(await ask(self._routes, self._place, call, topic_id=self._topic_id))
 
     async def _acked(self, leased: Sequence[Leased]) -> bool:
         """False if these went to somebody else meanwhile: this took longer than a lease."""
@@ -343,5 +359,17 @@ class _Getting:
         return not answer.lost
 
 
-_returning: set[asyncio.Future[bool]] = set()
-"""Kept until they are done."""
+_finishing: set[asyncio.Task[bool]] = set()
+"""What goes on though nobody waits for it. If it fails, a lease ends by its time."""
+
+
+def _finish(work: Coroutine[Any, Any, bool]) -> None:
+    task = asyncio.get_running_loop().create_task(work)
+    _finishing.add(task)
+    task.add_done_callback(_finished)
+
+
+def _finished(task: asyncio.Task[bool]) -> None:
+    _finishing.discard(task)
+    if not task.cancelled() and task.exception() is not None:
+        _log.info("a request that was given up: %s", task.exception())

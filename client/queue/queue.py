@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 import weakref
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -31,7 +32,7 @@ from rayqueue.client.queue.worker import Worker
 from rayqueue.client.queue.working import Working
 from rayqueue.client.twins import Twin, awaiting, beside, blocking, in_io, part
 from rayqueue.errors import InvalidInputError, TopicKindError
-from rayqueue.net.interfaces import ask
+from rayqueue.net.interfaces import ask, same_topic
 from rayqueue.protocol.calls import Call
 from rayqueue.protocol.jobs import CancelJobs, FindJobs, GetJobs, GetQueueSizes, JobStatus, PeekJobs, QueueSizes
 from rayqueue.protocol.jobs import Job as WireJob
@@ -60,6 +61,7 @@ class JobQueue(Putting[ValueT, KeyT], Working[ValueT, KeyT], Twin):
         self.decoding = Decoding(name, self._value, self._key)
         self._lock = threading.Lock()
         self._info: TopicInfo | None = None
+        self._looked_s = 0.0
         self._worker: Worker | None = None
         self._producer: Producer[Any, Any] | None = None
         self.dead: DeadLetters[ValueT, KeyT] = DeadLetters(self)
@@ -209,7 +211,16 @@ class JobQueue(Putting[ValueT, KeyT], Working[ValueT, KeyT], Twin):
             info = await in_io(self._rq.io, self._rq.routes.topic(self.name))
             if not info.settings.queue:
                 raise TopicKindError(f"{self.name} is no queue but a log: read it by rq.consumer({self.name!r})")
-            self._info = info
+            self._info, self._looked_s = info, time.monotonic()
+        return info
+
+    async def _as_of_now(self) -> TopicInfo:
+        """The queue with all its partitions, also those that were added in the last seconds."""
+        info, now_s = await self._opened(), time.monotonic()
+        if now_s - self._looked_s > self._rq.settings.consumer.refresh_ms / 1000:
+            found = await in_io(self._rq.io, self._rq.routes.topic(self.name, refresh=True))
+            self._info = info = same_topic(found, info.topic_id)
+            self._looked_s = now_s
         return info
 
     async def _sending(self) -> Producer[Any, Any]:
@@ -265,10 +276,10 @@ class JobQueue(Putting[ValueT, KeyT], Working[ValueT, KeyT], Twin):
         )
 
     async def partition_count(self) -> int:
-        return len((await self._opened()).partitions)
+        return len((await self._as_of_now()).partitions)
 
     async def _of_all(self, call: Call) -> list[Any]:
-        info = await self._opened()
+        info = await self._as_of_now()
 
         async def every() -> list[Any]:
             places = [TopicPartition(self.name, each.number) for each in info.partitions]

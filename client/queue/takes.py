@@ -125,9 +125,10 @@ class Takes:
             partition.state = _State.IDLE
 
     @property
-    def parked(self) -> list[int]:
-        """Where a take waits."""
-        return [number for number, each in enumerate(self._partitions) if each.state is _State.PARKED]
+    def under_way(self) -> list[int]:
+        """Where a take waits, or is being answered."""
+        states = (_State.ASKED, _State.PARKED)
+        return [number for number, each in enumerate(self._partitions) if each.state in states]
 
 
 class Ahead:

@@ -38,9 +38,18 @@ from rayqueue.client.wakeup import Wakeup
 from rayqueue.config import Settings
 from rayqueue.errors import ClosedError, LeaseLostError, RayQueueError
 from rayqueue.net.backoff import Backoff
-from rayqueue.net.interfaces import ask
+from rayqueue.net.interfaces import ask, same_topic
 from rayqueue.protocol.calls import Call
-from rayqueue.protocol.jobs import MAX_JOBS, EndWorker, Leased, LeaseJobs, Settled, SettleJobs, Settlement
+from rayqueue.protocol.jobs import (
+    MAX_JOBS,
+    EndWorker,
+    Leased,
+    LeaseJobs,
+    Settled,
+    SettleJobs,
+    Settlement,
+    WithdrawRequest,
+)
 from rayqueue.protocol.jobs import Job as WireJob
 from rayqueue.protocol.topics import TopicInfo, TopicPartition
 
@@ -53,6 +62,8 @@ PARK_MS = 10_000
 """How long a take waits in a partition before it is renewed."""
 HAND_BACK_S = 0.2
 """How long a job that came early waits for somebody to ask for it."""
+LINGER_S = 0.02
+"""How long nobody has to wait for jobs until a parked take is withdrawn: whoever polls comes back sooner."""
 _FOREVER_S = 3600.0
 _END_MS = 2000
 
@@ -96,7 +107,7 @@ class Worker:
         self._attempts = count(1)
         # Shared with application threads, under the lock.
         self._lock = threading.Lock()
-        self._buffer: deque[tuple[float, Job[Any, Any]]] = deque()
+        self._buffer: deque[tuple[float, Job[Any, Any]]] = deque()  # each with the time at which it is handed back
         self._waiters: deque[_Waiter] = deque()
         self._ahead = Ahead()
         self._endings: dict[int, list[Ending]] = {}
@@ -107,6 +118,10 @@ class Worker:
         self._takes = Takes(len(info.partitions), self._rng.randrange(len(info.partitions)))
         self._leases = [Leases() for _ in info.partitions]
         self._backoffs: dict[int, Backoff] = {}
+        self._parked: dict[int, int] = {}
+        """Partition to the attempt by which a take waits there."""
+        self._withdraw_s: float | None = None
+        self._looked_s = time.monotonic()
         self._settling: set[int] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
@@ -131,20 +146,28 @@ class Worker:
         if found:
             return found
         deadline_s = None if timeout_s is None else now_s + timeout_s
+        gave: list[Job[Any, Any]] = []
         try:
             while not waiter.jobs and self._error is None and not self._closed:
                 left_s = _FOREVER_S if deadline_s is None else deadline_s - time.monotonic()
                 if not await rest(waiter.bell, max(0.0, left_s)) and deadline_s is not None:
                     break
+            gave = self._stops_waiting(waiter)
         finally:
-            with self._lock:
-                if waiter in self._waiters:
-                    self._waiters.remove(waiter)
-                gave = waiter.jobs
-                self._ahead.gave(time.monotonic())
+            if not gave:  # it has given up, or was cancelled
+                self._release(self._stops_waiting(waiter))
+                self._kick()  # nobody waits: what is parked for it is not wanted any more
         if not gave:
-            self._kick()  # nobody waits: what is parked for it is not wanted any more
             self._check()
+        return gave
+
+    def _stops_waiting(self, waiter: _Waiter) -> list[Job[Any, Any]]:
+        """What it has got."""
+        with self._lock:
+            if waiter in self._waiters:
+                self._waiters.remove(waiter)
+            gave, waiter.jobs = waiter.jobs, []
+            self._ahead.gave(time.monotonic())
         return gave
 
     def _from_buffer(self, most: int) -> list[Job[Any, Any]]:
@@ -265,6 +288,10 @@ class Worker:
             waited_for = sum(each.count - len(each.jobs) for each in self._waiters)
             ahead = self._ahead.count if waited_for else self._ahead.wanted(now_s)
             wanted = waited_for + ahead - len(self._buffer)
+        if waited_for or not self._parked:
+            self._withdraw_s = None
+        elif self._withdraw_s is None:
+            self._withdraw_s = now_s + LINGER_S
         for number, some in endings.items():
             for each in some:
                 self._leases[number].ended(each.token, each.offset)
@@ -305,19 +332,47 @@ class Worker:
             self._leases[number].add(leased.token, leased.lease_ms, {each.id for each in leased.jobs}, now_s)
             self._received(number, leased, now_s)
         self._pump()
+        await self._look_for_partitions(now_s)
 
     async def _lease(self, wanted: Ask) -> Leased:
-        wait_ms = PARK_MS if wanted.parked else 0
+        wait_ms, attempt = PARK_MS if wanted.parked else 0, next(self._attempts)
+        if wanted.parked:
+            self._parked[wanted.partition] = attempt
         call = LeaseJobs(
             worker=self.id,
-            attempt=next(self._attempts),
+            attempt=attempt,
             max_jobs=wanted.count,
             max_bytes=self._settings.consumer.fetch_bytes,
             wait_ms=wait_ms,
             lease_ms=self._lease_ms,
         )
-        leased: Leased = await self._ask(wanted.partition, call, may_take_ms=wait_ms)
+        try:
+            leased: Leased = await self._ask(wanted.partition, call, may_take_ms=wait_ms)
+        finally:
+            self._parked.pop(wanted.partition, None)
         return leased
+
+    async def _withdraw(self, number: int, attempt: int) -> None:
+        """Nobody wants what this take may bring. It is answered, by the leader, with nothing."""
+        try:
+            await self._ask(number, WithdrawRequest(worker=self.id, attempt=attempt), timeout_ms=_END_MS)
+        except RayQueueError as error:
+            _log.debug("a take of %s-%d was not withdrawn: %s", self.name, number, error)
+
+    async def _look_for_partitions(self, now_s: float) -> None:
+        """Now and then: the queue may have been given more."""
+        if now_s - self._looked_s < self._settings.consumer.refresh_ms / 1000:
+            return
+        self._looked_s = now_s
+        try:
+            info = same_topic(await self._routes.topic(self.name, refresh=True), self._topic_id)
+        except RayQueueError as error:
+            _log.info("the partitions of %s were not looked up: %s", self.name, error)
+            return
+        if len(info.partitions) > len(self._takes):
+            self._leases += [Leases() for _ in range(len(info.partitions) - len(self._leases))]
+            self._takes.grow(len(info.partitions))
+            self._pump()
 
     def _resume(self, number: int) -> None:
         self._takes.resumed(number)
@@ -342,7 +397,9 @@ class Worker:
                     waiter.jobs += jobs[:room]
                     del jobs[:room]
                     ringing.append(waiter)
-            self._buffer.extend((now_s, job) for job in jobs)
+            comes_back = bool(ringing) or self._ahead.wanted(now_s) > 0
+            until_s = now_s + (HAND_BACK_S if comes_back else LINGER_S)
+            self._buffer.extend((until_s, job) for job in jobs)
             for waiter in ringing:
                 self._waiters.remove(waiter)
         for waiter in ringing:
@@ -374,18 +431,22 @@ class Worker:
         """What came early and nobody wants; or all of it; or all ``of`` one partition."""
         with self._lock:
             unwanted = [
-                everything or (received_s + HAND_BACK_S <= now_s if of is None else job.id.partition == of)
-                for received_s, job in self._buffer
+                everything or (until_s <= now_s if of is None else job.id.partition == of)
+                for until_s, job in self._buffer
             ]
             returned = [job for (_, job), goes in zip(self._buffer, unwanted, strict=True) if goes]
             if returned:
                 kept = [each for each, goes in zip(self._buffer, unwanted, strict=True) if not goes]
                 self._buffer = deque(kept)
                 self._ahead.unused()
-        if returned:
+        self._release(returned)
+
+    def _release(self, jobs: Sequence[Job[Any, Any]]) -> None:
+        """From any thread: nobody has begun with these."""
+        if jobs:
             self._end(
                 (job, Ending("release", job.token, job.id.offset, partial(self._unheard, job.id, "release")))
-                for job in returned
+                for job in jobs
             )
 
     # -- settling --------------------------------------------------------------------------------
@@ -466,7 +527,9 @@ class Worker:
         due = [due_s for each in self._leases if (due_s := each.next_due_s()) is not None]
         with self._lock:
             if self._buffer:
-                due.append(self._buffer[0][0] + HAND_BACK_S)
+                due.append(min(self._buffer[0][0], self._buffer[-1][0]))
+        if self._withdraw_s is not None:
+            due.append(self._withdraw_s)
         if due and not self._closed:
             wait_s = max(0.0, min(due) - now_s)
             self._timer = asyncio.get_running_loop().call_later(wait_s, self._on_time)
@@ -475,6 +538,11 @@ class Worker:
         self._timer = None
         now_s = time.monotonic()
         self._hand_back(now_s)
+        if self._withdraw_s is not None and self._withdraw_s <= now_s:
+            self._withdraw_s = None
+            parked, self._parked = self._parked, {}
+            for number, attempt in parked.items():
+                self._spawn(self._withdraw(number, attempt))
         for number, leases in enumerate(self._leases):
             due = leases.due(now_s)
             if due:
@@ -490,15 +558,15 @@ class Worker:
             self._timer.cancel()
         self._hand_back(time.monotonic(), everything=True)
         await self._flushed()
+        for task in list(self._tasks):
+            if task is not asyncio.current_task():
+                task.cancel()
         held = {number for number, each in enumerate(self._leases) if len(each)}
-        for number in sorted({*held, *self._takes.parked}):
+        for number in sorted({*held, *self._takes.under_way}):
             try:
                 await self._ask(number, EndWorker(worker=self.id), timeout_ms=_END_MS)
             except RayQueueError as error:
                 _log.info("the leases of a worker of %s-%d end by their time: %s", self.name, number, error)
-        for task in list(self._tasks):
-            if task is not asyncio.current_task():
-                task.cancel()
 
 
 class _Countdown:

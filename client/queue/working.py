@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from types import FrameType
 from typing import Any, Generic
 
 from rayqueue.client.arguments import check_count, hinted
@@ -28,7 +30,8 @@ class Working(Generic[ValueT, KeyT]):
         """Jobs for ever, each acknowledged, beside the loop, when the next is asked for.
 
         One that is in hand when the loop is left, by an exception or by ``break``, is tried again, unless it was ended
-        in the loop. ``work`` keeps the traceback of what a job has raised, and goes on.
+        in the loop; the reason that is kept with it says where that was. What was raised a loop cannot see: ``with
+        job:`` in its body keeps the traceback, and so does ``work``, which goes on.
         """
         worker = run_blocking(self._working())
         while True:
@@ -36,7 +39,7 @@ class Working(Generic[ValueT, KeyT]):
                 try:
                     yield job
                 except GeneratorExit:
-                    _left_behind(worker, job)
+                    _left_behind(worker, job, sys._getframe().f_back)
                     raise
                 if not job.settled:
                     worker.settle_later(job, "ack")
@@ -148,9 +151,12 @@ class Working(Generic[ValueT, KeyT]):
         return through
 
 
-def _left_behind(worker: Worker, job: Job[Any, Any]) -> None:
-    if not job.settled:
-        worker.settle_later(job, "nack", reason="the loop over the queue was left before the job was done")
+def _left_behind(worker: Worker, job: Job[Any, Any], frame: FrameType | None = None) -> None:
+    """``frame`` is where the iterator was let go: that of the loop, where it is at what has left it."""
+    if job.settled:
+        return
+    where = f" at {frame.f_code.co_filename}:{frame.f_lineno}, in {frame.f_code.co_name}," if frame else ""
+    worker.settle_later(job, "nack", reason=f"the loop over the queue was left{where} before the job was done")
 
 
 def _failed(worker: Worker, job: Job[Any, Any], error: BaseException) -> None:

@@ -201,12 +201,10 @@ class LeaseJobs(Call, frozen=True, kw_only=True):
     """All or nothing: as many as ``max_jobs``."""
     max_bytes: Annotated[int, Meta(ge=1, le=2**40)] = 4 * 1024 * 1024
     """Values, keys and headers of the answer; at least one job is given, however large. Those that do not fit are
-    given back as if they had not been delivered. Without effect for ``take``."""
+    given back as if they had not been delivered."""
     wait_ms: WaitMs = 0
     lease_ms: Annotated[int, Meta(ge=0, le=MAX_TIME_MS)] = 0
     """0: the queue's ``lease_ms``. At most its ``max_lease_ms``."""
-    take: bool = False
-    """The jobs are done with as they are handed out: no lease, nothing to acknowledge."""
     detached: bool = False
     """The lease outlives the connection on which it was asked for, until its time is up: whoever has it is somewhere
     behind the worker, as a caller of a gateway is. A replica of a release without it ends it with the connection."""
@@ -241,8 +239,18 @@ class SettleJobs(Call, frozen=True, kw_only=True):
     settlements: Annotated[tuple[Settlement, ...], Meta(min_length=1, max_length=MAX_JOBS)]
 
 
+class WithdrawRequest(Call, frozen=True, kw_only=True):
+    """A worker does not want any more what it asked for by this ``attempt``. If the request waits for jobs, it is
+    answered with none; if it is just being given some, they go back as if they had not been delivered. Answers how
+    many requests that were: what has been answered is the worker's, who releases it."""
+
+    answer_type: ClassVar[Any] = int
+    worker: Worker
+    attempt: Annotated[int, Meta(ge=0, le=2**63 - 1)]
+
+
 class EndWorker(Call, frozen=True, kw_only=True):
-    """A worker is dead, or stops: its leases end now. Answers how many jobs it had."""
+    """A worker is dead, or stops: its leases end now, and its requests are withdrawn. Answers how many jobs it had."""
 
     answer_type: ClassVar[Any] = int
     worker: Worker
@@ -313,6 +321,7 @@ class PurgeDead(Call, frozen=True, kw_only=True):
 JobCall = (
     LeaseJobs
     | SettleJobs
+    | WithdrawRequest
     | EndWorker
     | GetQueueSizes
     | PeekJobs

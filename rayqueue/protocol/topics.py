@@ -172,6 +172,12 @@ class TopicSettings(_Limited, frozen=True):
                     f"a topic cannot go from {before} {key} to {value}: the records of those removed would be lost",
                     key=key,
                 )
+        if self.ordered_by_key and "partitions" in different:
+            raise InvalidInputError(
+                "a queue that is ordered_by_key keeps its partitions: with more of them, jobs of a key would be put to "
+                "another one while earlier ones wait in the first. Make a new queue, put there, and let this one empty",
+                key="partitions",
+            )
         return msgspec.structs.replace(self, **changes).check()
 
 

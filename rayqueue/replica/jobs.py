@@ -92,7 +92,7 @@ class QueueTime:
 class _Wanted:
     """A worker that waits for jobs."""
 
-    __slots__ = ("call", "client", "deadline_s", "reply", "request")
+    __slots__ = ("call", "client", "deadline_s", "reply", "request", "withdrawn")
 
     keys = (_ANY,)
 
@@ -102,6 +102,7 @@ class _Wanted:
         self.deadline_s = deadline_s
         self.request = request
         self.reply = reply
+        self.withdrawn = False
 
 
 class _Awaited:
@@ -135,6 +136,7 @@ class Jobs:
         self._ended: list[str] = []
         self._workers: dict[int, set[str]] = {}
         self._client_of: dict[str, int] = {}
+        self._proposed: dict[_Wanted, None] = {}
         self._asked_for = 0  # jobs, by leases that are proposed and not applied
         self._ticking = False
         self._moving = False
@@ -284,7 +286,10 @@ class Jobs:
                 if sum([count for each in settlements for _, count in each.jobs]) > MAX_JOBS:
                     raise InvalidInputError(f"at most {MAX_JOBS} jobs are settled by one call")
                 self._settles.append((reply, [settle(worker, each) for each in settlements]))
+            case protocol.WithdrawRequest(worker=worker, attempt=attempt):
+                reply(self._withdraw(worker, attempt))
             case protocol.EndWorker(worker=worker):
+                self._withdraw(worker, None)
                 command = end_workers_command(self.time.now_ms(), [worker])
                 self._replica.propose(command, lambda result: reply(_first(result)))
             case protocol.GetQueueSizes():
@@ -360,10 +365,8 @@ class Jobs:
         jobs, call = self._queue, wanted.call
         if jobs.leases.of_attempt(call.worker, call.attempt) is not None:
             return True
-        room = jobs.available - asked_for
-        if not call.take:
-            room = min(room, jobs.settings.max_leased - jobs.counts.leased - asked_for)
-        return room >= call.least_jobs
+        room = min(jobs.available, jobs.settings.max_leased - jobs.counts.leased)
+        return room - asked_for >= call.least_jobs
 
     def _serve_waiting(self) -> None:
         """Those who have waited longest first, as many as there are jobs for."""
@@ -390,6 +393,8 @@ class Jobs:
 
         def leased(grants: Any) -> None:
             self._asked_for = max(0, self._asked_for - asked_for)
+            for wanted in served:
+                self._proposed.pop(wanted, None)
             if isinstance(grants, RayQueueError):
                 for wanted in served:
                     wanted.reply(grants)
@@ -398,6 +403,7 @@ class Jobs:
                 self._granted(wanted, grant)
 
         self._asked_for += asked_for
+        self._proposed.update(dict.fromkeys(served))
         try:
             self._replica.propose(lease_command(self.time.now_ms(), requests), leased)
         except RayQueueError as error:
@@ -406,24 +412,46 @@ class Jobs:
 
     def _granted(self, wanted: _Wanted, grant: Grant | None) -> None:
         if grant is None:
-            if wanted.deadline_s > time.monotonic() and wanted.client in self._workers:
+            if wanted.deadline_s > time.monotonic() and self._is_wanted(wanted):
                 self._waiting.add(wanted)  # behind those who came meanwhile: it was beaten to the last job
             else:
                 wanted.reply(Leased())
             return
-        if wanted.client not in self._workers and not wanted.call.take:
-            self._release(wanted, grant.token, grant.parts)
-            return
+        self._proposed[wanted] = None  # it may be withdrawn while the jobs are read
         self._reader.read(grant.parts, partial(self._hand_out, wanted, grant))
 
+    def _is_wanted(self, wanted: _Wanted) -> bool:
+        """Its client is there, and it was not withdrawn."""
+        return not wanted.withdrawn and wanted.client in self._workers
+
+    def _withdraw(self, worker: str, attempt: int | None) -> int:
+        """What the worker asked for by this attempt; with None, all."""
+        client = self._client_of.get(worker)
+        if client is None:
+            return 0
+        unwanted = [
+            each
+            for each in (*self._waiting.of_client(client), *self._proposed)
+            if each.call.worker == worker and attempt in (None, each.call.attempt)
+        ]
+        for each in unwanted:
+            each.withdrawn = True
+        for each in self._waiting.remove(unwanted):
+            each.reply(Leased())
+        return len(unwanted)
+
     def _hand_out(self, wanted: _Wanted, grant: Grant, jobs: list[Job] | RayQueueError) -> None:
+        self._proposed.pop(wanted, None)
+        if not self._is_wanted(wanted):
+            self._release(wanted, grant.token, grant.parts)
+            wanted.reply(Leased())
+            return
         if isinstance(jobs, RayQueueError):
             self._release(wanted, grant.token, grant.parts)
             # What was moved meanwhile is trimmed where it was: let the worker ask again.
             wanted.reply(Leased() if isinstance(jobs, OffsetOutOfRangeError) else jobs)
             return
-        if not wanted.call.take:
-            jobs = self._cut(wanted, grant, jobs)
+        jobs = self._cut(wanted, grant, jobs)
         lease_ms = max(0, grant.until_ms - self.time.now_ms())
         wanted.reply(Leased(grant.token, lease_ms, tuple(jobs)))
 
@@ -432,6 +460,7 @@ class Jobs:
         left = min(wanted.call.max_bytes, self._settings.max_fetch_bytes)
         for number, job in enumerate(jobs):
             left -= len(job.value or b"") + len(job.key or b"") + 64
+            left -= sum([len(name) + len(value) for name, value in job.headers])
             if left < 0 and number:
                 back = [Part(each.id, 1, 0, 0, 0, False) for each in jobs[number:]]
                 self._release(wanted, grant.token, back)
@@ -440,7 +469,7 @@ class Jobs:
 
     def _release(self, wanted: _Wanted, token: int, parts: Sequence[Part]) -> None:
         """Nobody got these: as if they had not been delivered."""
-        if wanted.call.take or not self._leads:
+        if not self._leads:
             return
         runs = tuple([(part.first, part.count) for part in parts])
         given_back = protocol.Settlement(kind="release", token=token, jobs=runs)
@@ -543,7 +572,7 @@ class Jobs:
 
 
 def _request(call: protocol.LeaseJobs) -> Request:
-    return Request(call.worker, call.attempt, call.max_jobs, call.least_jobs, call.lease_ms, call.take)
+    return Request(call.worker, call.attempt, call.max_jobs, call.least_jobs, call.lease_ms)
 
 
 def _size_bytes(told: Settle) -> int:

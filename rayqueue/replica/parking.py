@@ -66,8 +66,12 @@ class Parking(Generic[WaiterT]):
         """Those who wait for it, and go on waiting."""
         return self._by_key.get(key, {}).keys()
 
+    def of_client(self, client: int) -> list[WaiterT]:
+        """Its, and they go on waiting."""
+        return list(self._by_client.get(client, ()))
+
     def take_client(self, client: int) -> list[WaiterT]:
-        return self.remove(list(self._by_client.get(client, ())))
+        return self.remove(self.of_client(client))
 
     def take_all(self) -> list[WaiterT]:
         return self.remove(list(self._all))

@@ -601,7 +601,7 @@ TARGETS: dict[str, Target] = {
             commands.delete_group_command("g"),
             commands.fence_command(7, 1),
             commands.configure_command(PartitionSettings()),
-            job_commands.lease_command(5, [job_commands.Request("w", 1, 10, 1, 0, False)]),
+            job_commands.lease_command(5, [job_commands.Request("w", 1, 10, 1, 0)]),
             job_commands.settle_command(5, [job_commands.settle("w", _SETTLEMENT)]),
             job_commands.end_workers_command(5, ["w"]),
             job_commands.change_command(5, "redrive", [1, 2]),

@@ -54,7 +54,7 @@ class Invariant(Enum):
     # Of work queues.
     JOB_STATE = "a queue's jobs are in the states that its rules give"
     JOB_ANSWERS = "what a worker is told of jobs is what the log says"
-    JOBS_KEPT = "every job that was put comes to one end: done, taken or dead"
+    JOBS_KEPT = "every job that was put comes to one end: done or dead"
     # Liveness.
     PROGRESS = "after healing, everything that was asked for is done"
     NO_STORM = "one lost message is not answered by sending everything again and again"

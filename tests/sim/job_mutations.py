@@ -78,10 +78,10 @@ def _steal(queue: JobQueue, lease: Lease | None, job_id: int, told: Settle, note
 _settle_other = JobQueue._settle_other
 
 
-def _uncounted(queue: JobQueue, row: JobRow, token: int, take: bool) -> Part:
+def _uncounted(queue: JobQueue, row: JobRow, token: int) -> Part:
     """A delivery is not counted where it is made."""
     row.deliveries -= 1
-    return _hand_out(queue, row, token, take)
+    return _hand_out(queue, row, token)
 
 
 _hand_out = JobQueue._hand_out
@@ -199,7 +199,6 @@ JOB_MUTATIONS = (
         Jobs,
         "_let_time_pass",
         lambda jobs, queue: None,
-        "app_kill",
     ),
     _mutation(
         "own_clock",
@@ -232,8 +231,8 @@ JOB_MUTATIONS = (
         also=(Invariant.JOB_ANSWERS, Invariant.JOBS_KEPT),
     ),
     _mutation(
-        "taken_again",
-        "a repeated request takes other jobs, and the first ones are lost",
+        "leased_again",
+        "a repeated request gets other jobs, and the first ones are with nobody",
         Invariant.JOB_STATE,
         Leases,
         "of_attempt",

@@ -29,7 +29,6 @@ class Request(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_field
     max_jobs: int
     least_jobs: int
     lease_ms: int
-    take: bool
 
 
 class LeaseJobs(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):

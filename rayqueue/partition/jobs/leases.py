@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 import msgspec
 
 from rayqueue.log.store import LogStore
-from rayqueue.partition.jobs.runs import Part, Run
+from rayqueue.partition.jobs.runs import Run
 from rayqueue.partition.tables import LEASES
 
 REMEMBERED = 4096
@@ -35,8 +35,6 @@ class Lease(msgspec.Struct, array_like=True):
     """Jobs that have one, and where they are."""
     done: list[tuple[int, int]]
     """What was acknowledged: first id, count."""
-    taken: list[Part]
-    """What was handed out for good."""
 
     @property
     def held(self) -> int:
@@ -72,12 +70,6 @@ class Leases:
             for token in tokens:
                 yield self._known[token]
 
-    def taken(self) -> Iterator[Lease]:
-        """Those that were handed out for good, and are remembered; the newest first."""
-        for lease in reversed(self._known.values()):
-            if lease.taken:
-                yield lease
-
     def of_worker(self, worker: str) -> list[Lease]:
         return [self._known[token] for token in sorted(self._by_worker.get(worker, ()))]
 
@@ -85,7 +77,7 @@ class Leases:
         """The lease that this request has got already, unless nothing is left of it."""
         token = self._by_attempt.get((worker, attempt))
         lease = None if token is None else self._known[token]
-        return lease if lease is not None and (lease.held or lease.taken) else None
+        return lease if lease is not None and lease.held else None
 
     def workers(self) -> Iterable[str]:
         """Those that hold jobs."""

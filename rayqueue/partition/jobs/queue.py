@@ -115,9 +115,7 @@ class JobQueue(JobStates):
         if known is not None:
             return self._grant_again(known)
         settings, counts, now_ms = self.settings, self.counts, self._clock.now_ms
-        wanted = min(request.max_jobs, self.available)
-        if not request.take:
-            wanted = min(wanted, settings.max_leased - counts.leased)
+        wanted = min(request.max_jobs, self.available, settings.max_leased - counts.leased)
         if wanted < max(request.least_jobs, 1):
             return None
         gathered = self._gather(wanted, now_ms)
@@ -128,8 +126,7 @@ class JobQueue(JobStates):
         token = counts.next_token
         counts.next_token += 1
         lease_ms = min(request.lease_ms or settings.lease_ms, settings.max_lease_ms)
-        until_ms = now_ms if request.take else now_ms + lease_ms
-        lease = Lease(token, request.worker, request.attempt, now_ms, until_ms, [], {}, [], [])
+        lease = Lease(token, request.worker, request.attempt, now_ms, now_ms + lease_ms, [], {}, [])
         parts: list[Part] = []
         for first, each, lane in gathered:
             if isinstance(each, int):
@@ -137,14 +134,11 @@ class JobQueue(JobStates):
                 parts.append(Part(first, each, first, 1, lane, False))
             else:
                 lease.ids[first] = each.place
-                parts.append(self._hand_out(each, token, request.take))
-        if request.take:
-            lease.runs, lease.ids, lease.taken = [], {}, parts
-        else:
-            counts.leased += found
+                parts.append(self._hand_out(each, token))
+        counts.leased += found
         counts.ready -= found
         self.leases.add(lease)
-        return Grant(token, until_ms, parts)
+        return Grant(token, lease.until_ms, parts)
 
     def _gather(self, wanted: int, now_ms: int) -> list[tuple[int, int | JobRow, int]]:
         """The next jobs, taken from where they wait: first id, how many or the row, lane."""
@@ -197,22 +191,18 @@ class JobQueue(JobStates):
             else:
                 self.ready.add(each)
 
-    def _hand_out(self, row: JobRow, token: int, take: bool) -> Part:
+    def _hand_out(self, row: JobRow, token: int) -> Part:
         row.deliveries += 1
-        part = part_of(row)
-        if take:
-            self._finish(row, None)
-            return part
         row.state, row.token = State.LEASED, token
         if self._ordered(row):
             self._keys.lease(row)
         self.rows.put(row)
-        return part
+        return part_of(row)
 
     def _grant_again(self, lease: Lease) -> Grant:
         """What a worker that has lost the answer is told."""
-        parts = lease.taken or [Part(first, count, first, 1, lane, False) for first, count, lane in lease.runs]
-        parts = [*parts, *map(part_of, map(self._row, lease.ids))]
+        parts = [Part(first, count, first, 1, lane, False) for first, count, lane in lease.runs]
+        parts += map(part_of, map(self._row, lease.ids))
         return Grant(lease.token, lease.until_ms, parts)
 
     # -- settling ---------------------------------------------------------------------

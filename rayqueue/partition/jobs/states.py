@@ -21,8 +21,6 @@ from rayqueue.partition.settings import PartitionSettings
 from rayqueue.protocol.jobs import JobOptions
 from rayqueue.records.checksum import crc32c
 
-TAKEN_KEPT_MS = 30_000
-"""How long the bytes of jobs stay that were taken for good: the worker may ask again."""
 NO_KEY = digest(b"\0")
 """Jobs without a key: in no order among each other."""
 OUTLIVED = 1
@@ -93,10 +91,6 @@ class JobStates:
         place = self.places.first()
         if place is not None:
             found.append(place)
-        for lease in self.leases.taken():
-            if lease.until_ms + TAKEN_KEPT_MS <= self._clock.now_ms:
-                break
-            found += [part.place for part in lease.taken]
         return min(found)
 
     def flush(self) -> None:

@@ -75,7 +75,7 @@ def ack_in_random_order(log: DiskLog, count: int) -> Iterator[int]:
     while done < count:
         log.apply(batch)
         attempt += 1
-        (grant,) = log.apply(lease_command(1, [Request("w", attempt, _BATCH, 1, 0, False)]))
+        (grant,) = log.apply(lease_command(1, [Request("w", attempt, _BATCH, 1, 0)]))
         held += [(grant.token, part.first + at) for part in grant.parts for at in range(part.count)]
         while len(held) > _LEASED:
             chosen = []

@@ -33,7 +33,6 @@ class Lease:
     attempt: int
     began_ms: int
     until_ms: int
-    take: bool
     ids: list[int]
     done: set[int] = field(default_factory=set)
 
@@ -86,7 +85,7 @@ class Model:
     def pass_time(self, now_ms: int) -> None:
         self.now_ms = max(self.now_ms, now_ms)
         for token in sorted(self.leases, key=lambda token: (self.leases[token].until_ms, token)):
-            if self.leases[token].until_ms <= self.now_ms and not self.leases[token].take:
+            if self.leases[token].until_ms <= self.now_ms:
                 self.end(token, "lease expired")
         for job in list(self.jobs.values()):
             outlived = 0 < job.expires_ms <= self.now_ms
@@ -105,9 +104,7 @@ class Model:
             assert (grant.token, sorted(_ids(grant))) == (known[-1], sorted(self.leases[known[-1]].ids))
             return
         eligible = self.eligible()
-        count = min(request.max_jobs, len(eligible))
-        if not request.take:
-            count = min(count, self.settings.max_leased - self.count(LEASED))
+        count = min(request.max_jobs, len(eligible), self.settings.max_leased - self.count(LEASED))
         if count < max(request.least_jobs, 1):
             assert grant is None
             return
@@ -123,21 +120,17 @@ class Model:
         assert grant.token == self.next_token
         self.next_token += 1
         lease_ms = min(request.lease_ms or self.settings.lease_ms, self.settings.max_lease_ms)
-        until_ms = self.now_ms + (0 if request.take else lease_ms)
-        self.leases[grant.token] = Lease(request.worker, request.attempt, self.now_ms, until_ms, request.take, ids)
+        until_ms = self.now_ms + lease_ms
+        self.leases[grant.token] = Lease(request.worker, request.attempt, self.now_ms, until_ms, ids)
         for job, deliveries in zip(map(self.jobs.__getitem__, ids), _deliveries(grant), strict=True):
             job.deliveries += 1
             assert deliveries == job.deliveries
             job.state, job.token = LEASED, grant.token
-            if request.take:
-                self._finish(job, None)
 
     def settle(self, told: Settle) -> set[int]:
         """Those that it does not reach."""
         ids = [job_id for first, count in told.jobs for job_id in range(first, first + count)]
         lease = self.leases.get(told.token)
-        if lease is not None and lease.take:
-            lease = None
         if told.kind == "extend":
             if lease is None or not lease.ids:
                 return set(ids)
@@ -184,7 +177,7 @@ class Model:
         return len(ids)
 
     def end_worker(self, worker: str) -> int:
-        tokens = [token for token, each in self.leases.items() if each.worker == worker and not each.take]
+        tokens = [token for token, each in self.leases.items() if each.worker == worker]
         return sum(self.end(token, "worker gone") for token in tokens)
 
     def _fail(self, job: Job, why: str, delay_ms: int) -> None:

@@ -40,7 +40,7 @@ def put(log: Log, count: int = 1, *, key: bytes | None = None, lane: int = 0, **
 
 
 def lease(log: Log, attempt: int, max_jobs: int = 1, *, now_ms: int = 1_000, lease_ms: int = 0) -> Grant | None:
-    (grant,) = log.apply(lease_command(now_ms, [Request("w", attempt, max_jobs, 1, lease_ms, False)]))
+    (grant,) = log.apply(lease_command(now_ms, [Request("w", attempt, max_jobs, 1, lease_ms)]))
     return grant  # type: ignore[no-any-return]
 
 
@@ -167,13 +167,13 @@ def test_a_log_refuses_what_is_for_queues_and_a_queue_stays_one() -> None:
 
 
 def lease_refused(log: Log) -> Any:
-    return log.apply(lease_command(1, [Request("w", 1, 1, 1, 0, False)]))
+    return log.apply(lease_command(1, [Request("w", 1, 1, 1, 0)]))
 
 
 @pytest.mark.parametrize(
     "payload",
     [
-        lease_command(1, [Request("w", 1, 1, 1, 0, False)]),
+        lease_command(1, [Request("w", 1, 1, 1, 0)]),
         settle_command(1, [Settle("w", "ack", 1, ((1, 1),), -1, 0, "", "", None)]),
         end_workers_command(1, ["w"]),
         change_command(1, "purge", [1]),

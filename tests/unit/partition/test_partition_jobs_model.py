@@ -108,17 +108,14 @@ class QueueMachine(RuleBasedStateMachine):
         max_jobs=st.integers(1, 5),
         all_or_nothing=st.booleans(),
         lease_ms=st.sampled_from([0, 30, 10_000]),
-        take=st.booleans(),
         again=st.booleans(),
     )
-    def lease(
-        self, workers: list[str], max_jobs: int, all_or_nothing: bool, lease_ms: int, take: bool, again: bool
-    ) -> None:
+    def lease(self, workers: list[str], max_jobs: int, all_or_nothing: bool, lease_ms: int, again: bool) -> None:
         least = max_jobs if all_or_nothing else 1
         requests = []
         for worker in workers:
             self.attempts += not again
-            requests.append(Request(worker, self.attempts, max_jobs, least, lease_ms, take))
+            requests.append(Request(worker, self.attempts, max_jobs, least, lease_ms))
         self.model.pass_time(self.now_ms + 1)
         grants = self.log.apply(lease_command(self.now_ms, requests))
         for request, grant in zip(requests, grants, strict=True):
@@ -144,7 +141,7 @@ class QueueMachine(RuleBasedStateMachine):
     )
     def settle_one(self, data: st.DataObject, kind: str, delay_ms: int, text: bool) -> None:
         """One that is leased now: what workers do."""
-        held = [(token, job_id) for token, lease in self.model.leases.items() if not lease.take for job_id in lease.ids]
+        held = [(token, job_id) for token, lease in self.model.leases.items() for job_id in lease.ids]
         token, job_id = data.draw(st.sampled_from(held))
         self._settle(self.model.leases[token].worker, kind, token, ((job_id, 1),), delay_ms, text)
 

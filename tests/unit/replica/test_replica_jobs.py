@@ -34,6 +34,7 @@ from rayqueue.protocol.jobs import (
     Settled,
     SettleJobs,
     Settlement,
+    WithdrawRequest,
     encode_options,
 )
 from rayqueue.testing import memory, wait_for
@@ -210,21 +211,66 @@ def test_workers_wait_in_the_order_in_which_they_came(rq: memory.MemoryQueue) ->
     assert [values(each.result(10)) for each in waiting] == [[b"a"], [b"b"], [b"c"]]
 
 
+def _parked(worker: Worker, name: str, attempt: int) -> Any:
+    async def ask() -> Leased:
+        leased: Leased = await worker.channel.call(LeaseJobs(worker=name, attempt=attempt, wait_ms=60_000))
+        return leased
+
+    asked = asyncio.run_coroutine_threadsafe(ask(), worker.rq.io.loop)
+    waiting = worker.group._service.jobs._waiting  # type: ignore[attr-defined]
+    wait_for(lambda: (name, attempt) in [(each.call.worker, each.call.attempt) for each in list(waiting._all)], "it")
+    return asked
+
+
+def test_a_request_that_is_withdrawn_gets_nothing_and_others_do(rq: memory.MemoryQueue) -> None:
+    worker = make(rq)
+    first, second, other = _parked(worker, "w1", 1), _parked(worker, "w1", 2), _parked(worker, "w2", 1)
+    assert worker(WithdrawRequest(worker="w1", attempt=1)) == 1
+    assert first.result(10) == Leased()
+    assert worker(WithdrawRequest(worker="w1", attempt=1)) == 0
+    assert worker(WithdrawRequest(worker="nobody", attempt=1)) == 0
+    put(rq, b"a", b"b")
+    assert [values(each.result(10)) for each in (second, other)] == [[b"a"], [b"b"]]
+
+
+def test_the_requests_of_a_worker_that_ends_are_withdrawn(rq: memory.MemoryQueue) -> None:
+    worker = make(rq)
+    waiting = [_parked(worker, "w1", attempt) for attempt in (1, 2)]
+    worker(EndWorker(worker="w1"))
+    assert [each.result(10) for each in waiting] == [Leased(), Leased()]
+    put(rq, b"a")
+    assert worker.sizes() == QueueSizes(1, 0, 0, 0)
+    assert values(worker.get()) == [b"a"]  # the name may come again
+
+
+def test_jobs_that_are_just_being_given_to_a_withdrawn_request_go_back(rq: memory.MemoryQueue) -> None:
+    worker = make(rq, 1)
+
+    async def both() -> Leased:
+        asked = worker.channel.call(LeaseJobs(worker="w1", attempt=1))
+        await worker.channel.call(WithdrawRequest(worker="w1", attempt=1))
+        leased: Leased = await asked
+        return leased
+
+    jobs = worker.group._service.jobs  # type: ignore[attr-defined]
+    read, held = jobs._reader.read, []
+    jobs._reader.read = lambda *arguments: held.append(arguments)  # a disk that takes its time
+    asked = asyncio.run_coroutine_threadsafe(both(), rq.io.loop)
+    wait_for(lambda: bool(held), "the grant")
+    wait_for(lambda: any(each.withdrawn for each in list(jobs._proposed)), "its withdrawal")
+    rq._do(lambda _: read(*held[0]))
+    jobs._reader.read = read
+    assert asked.result(10) == Leased()
+    wait_for(lambda: worker.sizes() == QueueSizes(1, 0, 0, 0), "it to be given back")
+    assert [job.deliveries for job in worker.get().jobs] == [1]
+
+
 def test_what_waits_too_long_is_answered(rq: memory.MemoryQueue) -> None:
     worker = make(rq, 2)
     began_s = time.monotonic()
     assert worker.get(3, least_jobs=3, wait_ms=200) == Leased()
     assert time.monotonic() - began_s >= 0.19
     assert len(worker.get(2, least_jobs=2).jobs) == 2
-
-
-def test_what_is_taken_is_gone_and_told_again_to_who_repeats(rq: memory.MemoryQueue) -> None:
-    worker = make(rq, 3)
-    taken = worker.get(2, take=True)
-    assert (values(taken), worker.sizes()) == ([b"0", b"1"], QueueSizes(1, 0, 0, 0))
-    worker.attempt -= 1
-    assert worker.get(2, take=True) == taken
-    assert worker.sizes() == QueueSizes(1, 0, 0, 0)
 
 
 def test_delays_times_to_live_and_dedupe_ids(rq: memory.MemoryQueue) -> None:
@@ -283,6 +329,14 @@ def test_answers_are_cut_where_they_become_too_large(rq: memory.MemoryQueue) -> 
     assert len(first.jobs) == 2
     wait_for(lambda: worker.sizes() == QueueSizes(3, 2, 0, 0), "the queue to get there")
     assert [job.deliveries for job in worker.get(5).jobs] == [1, 1, 1]
+
+
+def test_headers_count_where_an_answer_is_cut(rq: memory.MemoryQueue) -> None:
+    worker = make(rq)
+    with rq.producer() as producer:
+        for _ in range(3):
+            producer.send("q", b"x", headers={"h": b"y" * 1000})
+    assert len(worker.get(3, max_bytes=2500).jobs) == 2
 
 
 def test_a_call_for_the_other_kind_is_refused_before_anything_is_written(rq: memory.MemoryQueue) -> None:

@@ -16,7 +16,9 @@ import pytest
 
 from rayqueue.client.queue.job import JobId
 from rayqueue.client.queue.worker import HAND_BACK_S
+from rayqueue.config import Settings
 from rayqueue.errors import (
+    ClosedError,
     InvalidInputError,
     JobFailedError,
     LeaseLostError,
@@ -345,6 +347,37 @@ def test_a_loop_acknowledges_and_gives_back_what_it_is_left_with(rq: memory.Memo
     assert _size(queue) == (0, 0, 0, 0)
 
 
+def test_what_a_loop_was_left_with_says_where(rq: memory.MemoryQueue) -> None:
+    queue = rq.queue("q", max_deliveries=1)
+    queue.put_many([b"raises", b"breaks", b"with"])
+
+    def fails(job: Any) -> None:
+        raise ValueError("deep inside")
+
+    def loop() -> None:
+        for job in queue:
+            fails(job)
+
+    with pytest.raises(ValueError, match="deep inside"):
+        loop()
+    for _ in queue:
+        break
+
+    def traced() -> None:
+        for job in queue:
+            with job:
+                fails(job)
+
+    with pytest.raises(ValueError, match="deep inside"):
+        traced()
+    queue.flush()
+    reasons = {each.value: each.reason for each in queue.dead.list()}
+    line = fails.__code__.co_firstlineno
+    assert f"{__file__}:{line + 5}, in loop," in reasons[b"raises"]
+    assert f"{__file__}:{line + 10}, in test_what" in reasons[b"breaks"]
+    assert reasons[b"with"] == "ValueError: deep inside"
+
+
 def test_work_keeps_reasons_and_tracebacks_and_goes_on(rq: memory.MemoryQueue) -> None:
     queue = rq.queue("q", model="json", result_model="json", max_deliveries=1)
     results = [queue.put(number, want_result=True) for number in range(4)]
@@ -402,6 +435,93 @@ def test_a_waiting_worker_of_many_partitions_asks_once_in_each(rq: memory.Memory
     rq.queue("q").put(b"x")
     waiting.join(20)
     assert [job.value for job in got] == [b"x"]
+
+
+# -- giving up -------------------------------------------------------------------------------------
+
+
+def test_a_closed_handle_takes_no_job_with_it(rq: memory.MemoryQueue) -> None:
+    queue, other = rq.queue("q", lease_ms=600_000), rq.queue("q")
+    got: list[Any] = []
+
+    def wait() -> None:
+        with contextlib.suppress(ClosedError):
+            got.extend(queue.get(timeout_ms=60_000))
+
+    waiting = threading.Thread(target=wait)
+    waiting.start()
+    wait_for(lambda: bool(queue._worker and queue._worker._parked), "it to wait")
+    queue.close()
+    waiting.join(20)
+    other.put(b"x")
+    (job,) = other.get(timeout_ms=20_000)
+    assert (got, job.deliveries) == ([], 1)
+
+
+def test_who_gives_up_waiting_stands_in_nobodys_way(rq: memory.MemoryQueue) -> None:
+    queue, other = rq.queue("q", lease_ms=600_000), rq.queue("q")
+    assert queue.get(timeout_ms=50) == []
+    wait_for(lambda: queue._worker is not None and not queue._worker._takes.under_way, "its take to be withdrawn")
+    other.put(b"x")
+    assert _size(other) == (1, 0, 0, 0)
+    (job,) = other.get(timeout_ms=20_000)
+    assert job.deliveries == 1
+    job.ack()
+    other.put(b"y")
+    (mine,) = queue.get(timeout_ms=20_000)  # and may come back
+    assert mine.value == b"y"
+
+
+def test_a_get_that_is_cancelled_gives_back_what_it_was_given(rq: memory.MemoryQueue) -> None:
+    queue, other = rq.queue("q", lease_ms=600_000), rq.queue("q")
+
+    async def cancelled() -> None:
+        for _ in range(20):
+            waiting = asyncio.ensure_future(queue.get_async(timeout_ms=None))
+            await asyncio.sleep(0.01)
+            putting = asyncio.ensure_future(other.put_async(b"x"))
+            await asyncio.sleep(0.002)
+            waiting.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                for job in await waiting:
+                    await job.ack_async()
+                    found.append(job)
+            await putting
+
+    found: list[Any] = []
+    asyncio.run(cancelled())
+    while len(found) < 20:
+        jobs = other.get(20, timeout_ms=20_000)
+        assert jobs
+        found += jobs
+        other.ack(jobs)
+    assert {job.deliveries for job in found} == {1}
+
+
+# -- more partitions -------------------------------------------------------------------------------
+
+
+def test_partitions_that_are_added_are_found_by_all() -> None:
+    settings = Settings(consumer={"refresh_ms": 50})
+    with memory.connect(settings=settings) as rq:
+        queue, other = rq.queue("q", model="json"), rq.another().queue("q", model="json")
+        queue.put(0)
+        (job,) = other.get(timeout_ms=20_000)
+        job.ack()
+        rq.alter_topic("q", partitions=4)
+        put = [rq.another().queue("q", model="json").put(number, key=f"{number}".encode()) for number in range(40)]
+        assert {each.id.partition for each in put} == {0, 1, 2, 3}
+        wait_for(lambda: queue.size().ready == 40, "all of them to be counted")
+        done: set[Any] = set()
+        while len(done) < 40:
+            jobs = other.get(10, timeout_ms=20_000)
+            assert jobs
+            done |= {job.value for job in jobs}
+            other.ack(jobs)
+        assert done == set(range(40))
+        rq.queue("ordered", ordered_by_key=True)
+        with pytest.raises(InvalidInputError, match="ordered_by_key keeps its partitions"):
+            rq.alter_topic("ordered", partitions=2)
 
 
 # -- trouble ---------------------------------------------------------------------------------------

@@ -29,7 +29,7 @@ def test_takes_are_parked_everywhere_once_nobody_has_jobs() -> None:
         (ask,) = takes.plan(1, 0.0)
         takes.answered(ask.partition, 0, 0.0)
     assert takes.plan(1, 0.1) == [Ask(0, 1, True), Ask(1, 1, True), Ask(2, 1, True)]
-    assert takes.parked == [0, 1, 2]
+    assert takes.under_way == [0, 1, 2]
     assert takes.plan(1, 5.0) == []  # an idle worker asks nothing more
 
 
