@@ -537,7 +537,8 @@ class LearnerBehindError(MembershipError):
 
 
 class NotInSyncError(MembershipError):
-    """The replica that is to lead lacks committed entries, or cannot be reached. Nothing changed; retry later."""
+    """The replica that is to lead lacks committed entries, or cannot be reached; or too few would be left that answer.
+    Nothing changed; retry later."""
 
     code = "not_in_sync"
     retriable = True

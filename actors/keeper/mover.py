@@ -25,7 +25,7 @@ from rayqueue.cluster.moves import Move, Need, Reason, Wishes
 from rayqueue.cluster.placement import AliveBroker
 from rayqueue.cluster.sites import room, spare_bytes
 from rayqueue.config import ClusterSettings
-from rayqueue.errors import ChangeInProgressError, LearnerBehindError, RayQueueError
+from rayqueue.errors import ChangeInProgressError, LearnerBehindError, NotInSyncError, RayQueueError
 from rayqueue.ids import GroupId, ReplicaId
 from rayqueue.protocol.topics import PartitionInfo
 from rayqueue.raft.replica_set import ReplicaSet
@@ -215,7 +215,7 @@ class Mover:
             if isinstance(step, moves.Finish | moves.Cancel) and not await _still_so(handle, leader):
                 return
             await self._take(step, move, partition, handle)
-        except (LearnerBehindError, ChangeInProgressError) as error:
+        except (LearnerBehindError, NotInSyncError, ChangeInProgressError) as error:
             _log.debug("%s: %s", move.group_id, error)
 
     async def _take(self, step: moves.Step, move: Move, partition: PartitionInfo, leader: Any) -> None:

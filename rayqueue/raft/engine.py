@@ -83,8 +83,8 @@ from rayqueue.raft.transport import Event, PeerDown, PeerUp, Received
 from rayqueue.records.checksum import entry_crc
 
 _MEMBERSHIP_TAG = bytes([MEMBERSHIP])
-_PROMOTED_HEARTBEATS = 5
-"""Who has not answered for longer is not made a voter."""
+_LIVE_HEARTBEATS = 5
+"""Who has not answered for longer is not made a voter, and counts for nothing when another one leaves."""
 
 
 class Done(Struct, frozen=True):
@@ -245,12 +245,24 @@ class RaftEngine(WaryElections):
             lag = self.store.last_index - known.match if known is not None and known.match else None
             if lag is None or lag > self.settings.promote_lag_entries:
                 raise LearnerBehindError(f"{node} lacks {lag if lag is not None else 'all'} entries; wait", node=node)
-            if self.silent_s(node) * 1000 > _PROMOTED_HEARTBEATS * self.settings.heartbeat_ms:
+            if not self._answers(node):
                 # Beside a voter that is lost, one that is dead when it becomes a voter may leave no majority.
                 raise LearnerBehindError(f"{node} has not answered for {self.silent_s(node):.1f} s; wait", node=node)
+        for node in self.members.voters - members.voters:
+            if not members.is_majority(each for each in members.voters if self._answers(each)):
+                # One that is well leaves, one that is dead stays: the rest could not even decide this.
+                raise NotInSyncError(f"without {node} those that answer are no majority of the rest; wait", node=node)
         if any(payload[:1] == _MEMBERSHIP_TAG for payload, _ in self._proposals):
             raise ChangeInProgressError("the change before this one is not written yet; retry")
         self.propose(_MEMBERSHIP_TAG + members.encode(), context)
+
+    def _answers(self, node: ReplicaId) -> bool:
+        """It has, to this leader and lately."""
+        if node == self.replica_id:
+            return True
+        known = self._leading().progress.get(node)
+        silent_ms = self.silent_s(node) * 1000
+        return known is not None and known.match > 0 and silent_ms <= _LIVE_HEARTBEATS * self.settings.heartbeat_ms
 
     def _change_in_progress(self) -> bool:
         """True while a membership may still be undone: its entry, or this leader's first one, is not committed.

@@ -11,7 +11,8 @@ While it runs:
 - no commit succeeds after a newer owner has claimed the partition, or after its group was deleted there;
 - whoever claims a partition begins where its group's last commit to this very topic was;
 - nothing that was meant for a topic reaches another of the same name;
-- no producer id is handed out twice, no topic is acknowledged that is not committed; no call is answered twice.
+- no producer id is handed out twice, no topic is acknowledged that is not committed; no call is answered twice;
+- no replica's data is deleted while it belongs to the group, and none comes back to it afterwards.
 
 After healing:
 - the members of a group are those that live; each partition is read by exactly one of them, and all know what they
@@ -21,7 +22,7 @@ After healing:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 from rayqueue.cluster.groups import Group
@@ -30,9 +31,12 @@ from rayqueue.cluster.tables import COORDINATOR
 from rayqueue.errors import UnknownMemberError
 from rayqueue.ids import GroupId, Index, ReplicaId
 from rayqueue.log.memory_store import MemoryStore
+from rayqueue.log.store import MEMBERS
 from rayqueue.protocol import calls
 from rayqueue.protocol.calls import Assignment, Grant
 from rayqueue.protocol.topics import TopicInfo, TopicPartition
+from rayqueue.raft._pysyncobj import MEMBERSHIP
+from rayqueue.raft.replica_set import ReplicaSet
 from tests.sim.checker import LogChecker
 from tests.sim.invariants import BrokenError, Invariant
 
@@ -61,6 +65,10 @@ class ClusterChecker(LogChecker):
         self.ids: dict[int, int] = {}
         self.seen_topics: set[int] = set()
         self.deleted: set[int] = set()
+        self.members: tuple[Index, ReplicaSet] = Index(0), ReplicaSet.of(())
+        """The membership that was committed last, and where."""
+        self.gone: set[ReplicaId] = set()
+        """Replicas whose data was deleted."""
         self.acks = 0
         self.commits = 0
         self.refusals = 0
@@ -73,9 +81,36 @@ class ClusterChecker(LogChecker):
         while self.applied < self.last_committed:
             self.applied = Index(self.applied + 1)
             payload = self.committed[self.applied].payload
+            if payload[0] == MEMBERSHIP:
+                self.members = self.applied, ReplicaSet.decode(payload[1:])
+                self._check_members()
             if payload[0] >= 4:
                 self.reference.apply(self.applied, payload)
                 self.seen_topics.update(info.topic_id for info in self.reference.topics.values())
+
+    def possible_members(self, without: Collection[ReplicaId]) -> list[ReplicaSet]:
+        """The membership that was committed last, and those behind it in somebody's log: any may come to count."""
+        last, _ = self.members
+        found = {
+            key: ReplicaSet.decode(row)
+            for node in self.world.nodes.values()
+            if node.replica_id not in without
+            for key, row in node.disk.scan(MEMBERS, start=last.to_bytes(8, "big"))
+        }
+        return list(found.values())
+
+    def erased(self, node: ReplicaId) -> None:
+        """The data of a replica is deleted: it must be in no membership that was committed, now or later."""
+        self.gone.add(node)
+        self._check_members()
+
+    def _check_members(self) -> None:
+        index, members = self.members
+        if self.gone & members.everyone:
+            raise BrokenError(
+                Invariant.KEPT,
+                f"{sorted(self.gone & members.everyone)}, whose data is deleted, belong at {index}",
+            )
 
     def _group_changed(self, name: str) -> None:
         group = self.reference.groups.get(name)
@@ -231,7 +266,7 @@ class ClusterChecker(LogChecker):
 
     def finally_agree(self) -> None:
         expected = self.reference.checkpoint()
-        for node in self.world.nodes.values():
+        for node in self.world.serving():
             if node.engine.applied != self.last_committed:
                 raise BrokenError(
                     Invariant.PROGRESS, f"{node.replica_id} applied {node.engine.applied} of {self.last_committed}"

@@ -6,21 +6,26 @@ As in ``mutations``, one method is replaced while a schedule runs, and
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
 
+from rayqueue.cluster import growth
 from rayqueue.cluster.catalog import Catalog, PlacedReplica
-from rayqueue.cluster.commands import Join, PlaceCoordinator, Release
+from rayqueue.cluster.commands import Join, PlaceCoordinator, Release, RetireCoordinator
 from rayqueue.cluster.groups import _GROUP, Group, Groups, Member, _encode, _GroupRow, _Step
 from rayqueue.cluster.memberships import Memberships
 from rayqueue.cluster.sessions import Session
 from rayqueue.cluster.tables import META
 from rayqueue.errors import RayQueueError
+from rayqueue.ids import ReplicaId
 from rayqueue.partition.groups import Groups as PartitionGroups
 from rayqueue.protocol.topics import TopicPartition
+from rayqueue.raft.engine import RaftEngine
+from tests.sim.cluster_growth import SimKeeper
 from tests.sim.cluster_members import Held, SimMember
+from tests.sim.cluster_node import ClusterNode
 from tests.sim.cluster_world import ClusterWorld, SimPartition
 from tests.sim.frame import Mutation
 from tests.sim.invariants import Invariant
@@ -142,6 +147,43 @@ def _place_as_made(catalog: Catalog, command: PlaceCoordinator) -> None:
 
 _place_coordinator = Catalog.place_coordinator
 
+
+def _retire_in_memory(catalog: Catalog, command: RetireCoordinator) -> None:
+    _retire_coordinator(catalog, command)
+    catalog._store.delete(META, b"k" + command.node.encode())
+
+
+_retire_coordinator = Catalog.retire_coordinator
+
+
+def _retire_voters(target: int, sound: Mapping[ReplicaId, str], picture: growth.Picture) -> growth.Step | None:
+    step = _leave(target, sound, picture)
+    return growth.Retire(step.node) if isinstance(step, growth.Remove) else step
+
+
+def _wait_for_learners(target: int, picture: growth.Picture) -> dict[ReplicaId, str]:
+    """One that never voted is kept, whatever became of its broker."""
+    voters = {picture.coordinators.get(node) for node in picture.members.voters}
+    return _staying(target, picture._replace(given_up=[each for each in picture.given_up if each in voters]))
+
+
+def _dead_last(target: int, sound: Mapping[ReplicaId, str], picture: growth.Picture) -> growth.Step | None:
+    leaving = picture.members.voters - sound.keys() - {picture.leader}
+    here = {each.broker for each in picture.alive}
+    well = sorted(node for node in leaving if picture.coordinators[node] in here and node not in picture.lost)
+    return growth.Remove(well[0]) if well else _leave(target, sound, picture)
+
+
+def _made_again(keeper: SimKeeper, node: ReplicaId) -> None:
+    """A disk that was lost is replaced by an empty one, under the same id."""
+    if keeper.may_run(node) and keeper._decide_without({node}):
+        old = keeper._world.nodes[node]
+        old.kill()
+        keeper._world.nodes[node] = ClusterNode(keeper._world, node, old.engine.members)
+
+
+_staying = growth._staying
+_leave = growth._leave
 
 _mutation = ClusterMutation.of
 
@@ -273,6 +315,68 @@ CLUSTER_MUTATIONS = (
         _place_as_made,
         *("growth", "kill"),
         size=1,
+    ),
+    _mutation(
+        "retired_in_memory",
+        "that a coordinator has no place any more is not written",
+        Invariant.SAME_STATE,
+        Catalog,
+        "retire_coordinator",
+        _retire_in_memory,
+        *("brokers", "kill"),
+        size=3,
+    ),
+    _mutation(
+        "retired_before_removed",
+        "a replica is deleted that has not left the group",
+        Invariant.KEPT,
+        growth,
+        "_leave",
+        _retire_voters,
+        "brokers",
+        size=3,
+    ),
+    _mutation(
+        "lost_learner_waited_for",
+        "a new coordinator whose broker is gone for good is waited for",
+        Invariant.PROGRESS,
+        growth,
+        "_staying",
+        _wait_for_learners,
+        "brokers",
+        size=3,
+    ),
+    _mutation(
+        "dead_leave_last",
+        "of those who are to leave the living go first",
+        Invariant.PROGRESS,
+        growth,
+        "_leave",
+        _dead_last,
+        "brokers",
+        size=3,
+    ),
+    _mutation(
+        "removal_without_majority",
+        "a voter may leave although too few of the others answer",
+        Invariant.PROGRESS,
+        RaftEngine,
+        "_answers",
+        lambda engine, node: True,
+        *("brokers", "drop", "slow"),
+        size=3,
+    ),
+    _mutation(
+        "lost_made_again",
+        "a coordinator whose disk was lost begins anew under its id",
+        Invariant.LEADER_COMPLETENESS,
+        SimKeeper,
+        "_wipe",
+        _made_again,
+        *("brokers", "partition", "kill", "pause"),
+        also=(Invariant.ONE_LEADER, Invariant.ONE_LOG, Invariant.NO_SELF_STOP, Invariant.PROGRESS),
+        size=3,
+        first_seed=100,
     ),
     _mutation(
         "unwritten_members",

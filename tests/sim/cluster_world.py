@@ -63,6 +63,8 @@ USER_FAULTS = (
 FAULTS = (*WEATHERS, *NODE_FAULTS, *USER_FAULTS)
 GROWTH = "growth"
 """The group begins with one replica and becomes three. Drawn beside the others."""
+BROKERS_CHANGE = "brokers"
+"""Brokers join, are drained, go for good and come back, and lose disks; the group follows. Drawn beside the others."""
 
 SAFETY_S = 8.0
 HEAL_S = 30.0
@@ -145,12 +147,16 @@ class ClusterWorld:
         self.checker = ClusterChecker(self)
         self.nodes: dict[ReplicaId, ClusterNode] = {}
         drawn_size = self.rng.choice((1, 3, 3, 3, 3, 3, 5))
-        voters = ReplicaSet.of(f"c{number}" for number in range(drawn_size if size is None else size))
+        voters = ReplicaSet.of(f"c{number + 1}" for number in range(drawn_size if size is None else size))
         for replica_id in sorted(voters.voters):
             self.nodes[replica_id] = ClusterNode(self, replica_id, voters)
         # Dice of its own, so that schedules without it stay what they are.
-        grows = Random(f"grows {seed}").random() < 0.7 if faults is None else GROWTH in faults
-        self.keeper = SimKeeper(self, min(self.nodes)) if grows and len(self.nodes) == 1 else None
+        dice = Random(f"grows {seed}")
+        drawn = {kind for kind, share in ((GROWTH, 0.7), (BROKERS_CHANGE, 0.5)) if dice.random() < share}
+        kinds = drawn if faults is None else {GROWTH, BROKERS_CHANGE} & faults
+        grows, self.brokers_change = GROWTH in kinds and len(self.nodes) == 1, BROKERS_CHANGE in kinds
+        brokers = max(3 if grows else 1, len(self.nodes))
+        self.keeper = SimKeeper(self, brokers) if grows or self.brokers_change else None
         self.partitions: dict[tuple[int, int], SimPartition] = {}
         self.admin = Admin(self)
         self.admin_made: dict[str, tuple[int, int]] = {}
@@ -220,7 +226,7 @@ class ClusterWorld:
             node.take(peer_back(other))
 
     def restart(self, node: ClusterNode) -> None:
-        if node.alive:
+        if node.alive or not (self.keeper is None or self.keeper.may_run(node.replica_id)):
             return
         node.start()
         for other in self.nodes.values():
@@ -347,6 +353,11 @@ class ClusterWorld:
         leaders = [node for node in self.nodes.values() if node.alive and node.engine.is_leader]
         return max(leaders, key=lambda node: node.engine.term) if leaders else None
 
+    def serving(self) -> list[ClusterNode]:
+        """The replicas of the group, as its leader knows them."""
+        leader = self.leader()
+        return [] if leader is None else [self.nodes[node] for node in sorted(leader.engine.members.everyone)]
+
     def _transfer(self) -> None:
         leader = self.leader()
         if leader is not None:
@@ -415,6 +426,8 @@ class ClusterWorld:
             self.clock.at(self.rng.uniform(self.clock.now, SAFETY_S), self._user_fault)
         for _ in range(3):
             self.clock.at(self.rng.uniform(self.clock.now, SAFETY_S), self._weather)
+        if self.keeper is not None and self.brokers_change:
+            self.keeper.draw_faults(SAFETY_S)
         self.clock.run_until(SAFETY_S)
         self._heal()
         endings = {"none": lambda: None, "failover": self._failover, "quiet": self._quiet}
@@ -456,7 +469,7 @@ class ClusterWorld:
         if self.admin.pending or self.leader() is None or not (self.keeper is None or self.keeper.done):
             return False
         last = self.checker.last_committed
-        if any(node.engine.applied != last or node.disk.last_index != last for node in self.nodes.values()):
+        if any(node.engine.applied != last or node.disk.last_index != last for node in self.serving()):
             return False
         reference = self.checker.reference
         for name in {member.group for member in self.members}:
@@ -479,7 +492,8 @@ class ClusterWorld:
         }
         members = {member.member: (member.joined, sorted(member.held)) for member in self.members}
         applied = {replica_id: (node.alive, node.engine.applied) for replica_id, node in self.nodes.items()}
-        return f"groups {groups}, members {members}, nodes {applied}, admin waits for {self.admin.pending}"
+        keeper = "" if self.keeper is None else f", {self.keeper.describe()}"
+        return f"groups {groups}, members {members}, nodes {applied}, admin waits for {self.admin.pending}{keeper}"
 
     def _generations(self) -> dict[str, int]:
         return {name: group.generation for name, group in self.checker.reference.groups.items()}
@@ -497,7 +511,7 @@ class ClusterWorld:
     def _failover(self) -> None:
         """The leader of a healthy cluster dies, or hands over: no member may lose its place by it."""
         leader = self.leader()
-        if leader is None or len(self.nodes) == 1:
+        if leader is None or len(self.serving()) == 1:
             return
         before = self._generations()
         if self.rng.random() < 0.5:

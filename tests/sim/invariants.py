@@ -40,6 +40,7 @@ class Invariant(Enum):
     ONE_OWNER = "a generation of a partition is one member's; nobody takes what another has not let go of"
     TRUE_ANSWERS = "whatever a coordinator answers is what the log says, once"
     UNIQUE_IDS = "no producer id is handed out twice"
+    KEPT = "no data is deleted of a replica that belongs to its group, or will"
     SHARES = "each partition is read by one member, and the shares are even"
     # Of applications.
     ACKNOWLEDGED = "what a producer was told is written is there, where it was told"

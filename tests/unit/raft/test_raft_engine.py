@@ -285,6 +285,21 @@ def test_a_learner_that_never_answered_or_does_not_answer_now_is_not_promoted() 
     assert node in leader.members.voters
 
 
+def test_a_voter_does_not_leave_while_too_few_of_the_others_answer() -> None:
+    """Found by the simulator: the coordinator's group shrank beside a lost disk, and the rest could not decide it."""
+    group = Engines("a", "b", "c")
+    leader = group.leader
+    group.run(0.5)
+    dead, well = sorted(leader.members.voters - {leader.replica_id})
+    group.cut = {dead}
+    group.run(2)
+    with pytest.raises(NotInSyncError, match="no majority of the rest"):
+        leader.change_members(leader.members.without(well), "healthy")
+    leader.change_members(leader.members.without(dead), "dead")
+    group.answer("dead")
+    assert leader.members.voters == {leader.replica_id, well}
+
+
 def test_a_learner_that_is_behind_is_not_promoted() -> None:
     group = Engines("a", settings=Engines().settings.model_copy(update={"promote_lag_entries": 0}))
     leader = group.leader
