@@ -14,6 +14,8 @@ With the default of 30 s that is about 20 s at a time.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from rayqueue.protocol.jobs import Settlement
 
 EXTEND_AFTER = 1 / 3
@@ -50,11 +52,11 @@ class Leases:
         # A repeated request is answered with the lease that there is.
         self._by_token[token] = Lease(token, lease_ms, offsets, now_s)
 
-    def ended(self, token: int, offset: int) -> None:
-        """This job is in hand no more."""
+    def ended(self, token: int, offsets: Iterable[int]) -> None:
+        """These jobs are in hand no more."""
         lease = self._by_token.get(token)
         if lease is not None:
-            lease.offsets.discard(offset)
+            lease.offsets.difference_update(offsets)
             if not lease.offsets:
                 del self._by_token[token]
 

@@ -77,7 +77,10 @@ class JobQueue(Putting[ValueT, KeyT], Working[ValueT, KeyT], Twin):
 
     @blocking
     async def flush(self, *, timeout_ms: int | None = None) -> None:
-        """Wait until all that was put with ``wait=False`` is committed, and all that was said of jobs is answered."""
+        """Wait until all that was put with ``wait=False`` is committed, and all that was said of jobs is answered.
+
+        Raises the first failure of an ``ack(wait=False)`` since the last ``flush``.
+        """
         if self._producer is not None:
             await part(self._producer.flush)(timeout_ms=timeout_ms)
         if self._worker is not None:
@@ -101,11 +104,12 @@ class JobQueue(Putting[ValueT, KeyT], Working[ValueT, KeyT], Twin):
     # -- ending jobs -----------------------------------------------------------------------------
 
     @blocking
-    async def ack(self, *jobs: Job[ValueT, KeyT] | Iterable[Job[ValueT, KeyT]]) -> None:
+    async def ack(self, *jobs: Job[ValueT, KeyT] | Iterable[Job[ValueT, KeyT]], wait: bool = True) -> None:
         """These are finished, and never come back. Returns once that is committed; ``LeaseLostError`` if one of them
-        was given to somebody else meanwhile (the others are acknowledged)."""
+        was given to somebody else meanwhile (the others are acknowledged). With ``wait=False`` it returns at once, and
+        ``flush`` waits, and raises what has failed."""
         worker = await self._working()
-        await worker.settle(_listed(jobs), "ack")
+        await worker.settle(_listed(jobs), "ack", wait=wait)
 
     ack_async = awaiting(ack)
 
@@ -297,8 +301,11 @@ class JobQueue(Putting[ValueT, KeyT], Working[ValueT, KeyT], Twin):
 def _listed(jobs: Iterable[Job[Any, Any] | Iterable[Job[Any, Any]]]) -> list[Job[Any, Any]]:
     found: list[Job[Any, Any]] = []
     for each in jobs:
-        found += [each] if isinstance(each, Job) else each
+        if isinstance(each, Job):
+            found.append(each)
+        else:
+            found += each
     for job in found:
-        if not isinstance(job, Job):
+        if type(job) is not Job:
             raise InvalidInputError(f"a job is what get() returned, not {job!r}")
     return found

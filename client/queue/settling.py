@@ -1,29 +1,38 @@
 """Settlements that wait to be sent: what workers have said of their jobs, gathered into as few words as possible.
 
-No I/O. Acknowledgements of jobs that follow each other in one lease become one
-run; whatever carries a reason or a result stays a settlement of its own. One
-call per partition is under way at a time, and carries all that waits.
+No I/O. An ``Ending`` is of any number of jobs of one lease, and acknowledgements
+of the same lease become one settlement, of runs; whatever carries a reason or a
+result stays a settlement of its own. One call per partition is under way at a
+time, and carries all that waits.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import Literal, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import groupby
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from rayqueue.errors import LeaseLostError, RayQueueError
 from rayqueue.protocol.jobs import MAX_JOBS, Run, Settled, Settlement
 
+if TYPE_CHECKING:
+    from rayqueue.client.queue.job import Job
+
 Kind = Literal["ack", "nack", "reject", "release"]
 Told = Callable[["RayQueueError | None"], None]
-"""Called once, in the I/O thread: None if it was settled."""
+"""Called once, in the I/O thread: None if all of them were settled."""
+
+_grant = attrgetter("grant")
 
 
 class Ending(NamedTuple):
-    """How one delivery of a job ends."""
+    """How deliveries of some jobs of one lease end."""
 
     kind: Kind
     token: int
-    offset: int
+    offsets: Sequence[int]
+    """In order, each once. Not more than a lease has: ``MAX_JOBS``."""
     told: Told
     delay_ms: int = -1
     reason: str = ""
@@ -36,31 +45,58 @@ class Ending(NamedTuple):
         return self.result is None and not self.reason and not self.traceback and self.delay_ms < 0
 
 
+def of_leases(jobs: Iterable[Job[Any, Any]]) -> dict[tuple[int, int], list[int]]:
+    """The offsets of jobs by their partition and lease, in order, each once."""
+    found: dict[tuple[int, int], list[int]] = {}
+    for grant, some in groupby(jobs, _grant):  # those of one answer come together, nearly always
+        offsets = [job.offset for job in some]
+        where = grant.partition, grant.token
+        found[where] = found[where] + offsets if where in found else offsets
+    for where, offsets in found.items():
+        if not _follow(offsets):
+            found[where] = sorted(set(offsets))
+    return found
+
+
 class Gathered(NamedTuple):
     settlement: Settlement
     endings: Sequence[Ending]
 
 
 def gather(endings: Sequence[Ending]) -> list[Gathered]:
-    """The settlements that say these. At most ``MAX_JOBS`` endings."""
+    """The settlements that say these."""
     found: list[Gathered] = []
     shared: dict[tuple[str, int], list[Ending]] = {}
     for each in endings:
         if each.plain:
             shared.setdefault((each.kind, each.token), []).append(each)
         else:
-            found.append(Gathered(_settlement(each, ((each.offset, 1),)), (each,)))
+            found.append(Gathered(_settlement(each, each.offsets), (each,)))
     for alike in shared.values():
-        alike.sort(key=lambda each: each.offset)
-        found.append(Gathered(_settlement(alike[0], runs_of(each.offset for each in alike)), alike))
+        offsets = alike[0].offsets if len(alike) == 1 else sorted({at for each in alike for at in each.offsets})
+        found.append(Gathered(_settlement(alike[0], offsets), alike))
     return found
 
 
-def _settlement(ending: Ending, runs: tuple[Run, ...]) -> Settlement:
+def calls_of(endings: Sequence[Ending]) -> Iterator[Sequence[Ending]]:
+    """As many at a time as one call may have: ``MAX_JOBS`` jobs."""
+    some: list[Ending] = []
+    jobs = 0
+    for each in endings:
+        jobs += len(each.offsets)
+        if jobs > MAX_JOBS and some:
+            yield some
+            some, jobs = [], len(each.offsets)
+        some.append(each)
+    if some:
+        yield some
+
+
+def _settlement(ending: Ending, offsets: Sequence[int]) -> Settlement:
     return Settlement(
         kind=ending.kind,
         token=ending.token,
-        jobs=runs,
+        jobs=runs_of(offsets),
         delay_ms=ending.delay_ms,
         reason=ending.reason,
         traceback=ending.traceback,
@@ -68,8 +104,10 @@ def _settlement(ending: Ending, runs: tuple[Run, ...]) -> Settlement:
     )
 
 
-def runs_of(offsets: Iterable[int]) -> tuple[Run, ...]:
+def runs_of(offsets: Sequence[int]) -> tuple[Run, ...]:
     """Ids in order, as runs of those that follow each other."""
+    if offsets and len(offsets) <= MAX_JOBS and offsets[-1] - offsets[0] == len(offsets) - 1:
+        return ((offsets[0], len(offsets)),)
     found: list[list[int]] = []
     for offset in offsets:
         if found and offset == found[-1][0] + found[-1][1] and found[-1][1] < MAX_JOBS:
@@ -79,12 +117,19 @@ def runs_of(offsets: Iterable[int]) -> tuple[Run, ...]:
     return tuple((first, count) for first, count in found)
 
 
+def _follow(offsets: list[int]) -> bool:
+    """They are in order, without a gap."""
+    first = offsets[0]
+    return len(offsets) == 1 or offsets == list(range(first, first + len(offsets)))
+
+
 def tell(gathered: Sequence[Gathered], answers: Sequence[Settled], queue: str) -> None:
     """Whoever waits for these learns what became of them."""
     for (settlement, endings), answer in zip(gathered, answers, strict=True):
-        lost = {offset for first, count in answer.lost for offset in range(first, first + count)}
+        gone = {offset for first, count in answer.lost for offset in range(first, first + count)}
         for each in endings:
-            each.told(_lost(queue, settlement.kind, each) if each.offset in lost else None)
+            lost = [offset for offset in each.offsets if offset in gone] if gone else []
+            each.told(_lost(queue, settlement.kind, each, lost) if lost else None)
 
 
 def tell_failure(endings: Iterable[Ending], error: RayQueueError) -> None:
@@ -92,11 +137,12 @@ def tell_failure(endings: Iterable[Ending], error: RayQueueError) -> None:
         each.told(error)
 
 
-def _lost(queue: str, kind: str, ending: Ending) -> LeaseLostError:
+def _lost(queue: str, kind: str, ending: Ending, lost: list[int]) -> LeaseLostError:
+    others = f" (and of {len(lost) - 1} more)" if len(lost) > 1 else ""
     return LeaseLostError(
-        f"the lease of job {ending.offset} of {queue} has ended and somebody else was given it since, or it is gone; "
+        f"the lease of job {lost[0]} of {queue}{others} has ended and somebody else was given it since, or it is gone; "
         f"this {kind} does not count",
         queue=queue,
-        offset=ending.offset,
+        offset=lost[0],
         token=ending.token,
     )

@@ -6,8 +6,9 @@ came of it. At most one take per partition is under way.
 Three rules keep many partitions cheap and no partition forgotten:
 
 - where jobs are known or believed to be, they are asked for in turn, and the
-  wanted number is shared among these partitions: nobody leases what it does
-  not want;
+  wanted number is shared among these partitions, at least ``SHARE`` jobs each
+  (a take is an entry of the log, of one job or of a thousand): nobody leases
+  what it does not want;
 - where there are none, and nowhere else are any, a take is *parked*: the
   partition answers it when a job comes, so an idle worker sends nothing;
 - that a partition has none is believed for ``LOOK_AGAIN_S`` only: then it takes
@@ -19,9 +20,17 @@ from __future__ import annotations
 from enum import Enum
 from typing import NamedTuple
 
+from rayqueue.protocol.jobs import MAX_JOBS
+
 LOOK_AGAIN_S = 1.0
-MAX_AHEAD = 1000
+SHARE = 100
+"""Jobs that one partition is asked for, at least, if so many are wanted."""
+MAX_AHEAD = 2000
 """Jobs that are taken before they are asked for, at most."""
+AHEAD_S = 0.05
+"""As much work, about, is taken ahead."""
+_JOB_BYTES = 64
+"""Of a job without key and value, as partitions count it."""
 QUICK_S = 0.1
 """A worker that comes back within this gets some ahead."""
 
@@ -67,10 +76,10 @@ class Takes:
         """The queue has more partitions now."""
         self._partitions += [_Partition() for _ in range(partitions - len(self._partitions))]
 
-    def plan(self, wanted: int, now_s: float, *, park: bool = True) -> list[Ask]:
+    def plan(self, wanted: int, now_s: float, *, park: bool = True, most: int = MAX_JOBS) -> list[Ask]:
         """The takes to send for ``wanted`` jobs more than are there. They count as sent.
 
-        ``park``: somebody waits for them. Jobs that are only taken ahead are not waited for.
+        ``park``: somebody waits for them. Jobs that are only taken ahead are not waited for. ``most``: in one take.
         """
         wanted -= sum(each.count for each in self._partitions if each.state is _State.ASKED)
         if wanted <= 0:
@@ -81,7 +90,7 @@ class Takes:
         candidates = [number for number in idle if self._may_have(number, now_s)]
         left = wanted
         for position, number in enumerate(candidates):
-            count = -(-left // (len(candidates) - position))
+            count = min(left, most, max(SHARE, -(-left // (len(candidates) - position))))
             asks.append(self._sent(Ask(number, count, False)))
             left -= count
             if not left:
@@ -89,7 +98,7 @@ class Takes:
         if asks:
             self._turn = (asks[-1].partition + 1) % len(self._partitions)
         if park and not asks and not any(each.state is _State.ASKED for each in self._partitions):
-            asks = [self._sent(Ask(number, wanted, True)) for number in idle]
+            asks = [self._sent(Ask(number, min(wanted, most), True)) for number in idle]
         return asks
 
     def _may_have(self, number: int, now_s: float) -> bool:
@@ -132,26 +141,54 @@ class Takes:
 
 
 class Ahead:
-    """How many jobs a worker takes before it asks for them: none while its jobs are long, many while they are short."""
+    """How many jobs a worker takes before it asks for them: as many as it does in ``AHEAD_S``, within ``most`` jobs and
+    ``most_bytes``. None while it comes back later than ``QUICK_S``."""
 
-    def __init__(self, most: int = MAX_AHEAD) -> None:
+    def __init__(self, most_bytes: int = 2**62, most: int = MAX_AHEAD) -> None:
         self.count = 0
         self._most = most
-        self._gave_s: float | None = None
+        self._most_bytes = most_bytes
+        self._job_bytes = 1
+        self._each_s = AHEAD_S
+        self._gave: tuple[float, int] | None = None
+        """When the worker got its last jobs, and how many."""
 
-    def asked(self, count: int, found: bool, now_s: float) -> None:
-        """The application asks for jobs. ``found``: they were there."""
-        if not found and self._gave_s is not None and now_s - self._gave_s < QUICK_S:
-            self.count = min(self._most, max(2 * self.count, 2 * count))
+    def asked(self, now_s: float) -> None:
+        """The application asks for jobs: it is through with those that it got, or soon."""
+        if self._gave is None:
+            return
+        gave_s, given = self._gave
+        took_s = now_s - gave_s
+        if took_s >= QUICK_S:
+            self.count, self._each_s = 0, AHEAD_S
+            return
+        each_s = took_s / given
+        # A slow job counts at once, a quick one by half: what is taken ahead and not done has to be handed back.
+        self._each_s = max(1e-6, each_s if each_s > self._each_s else (self._each_s + each_s) / 2)
+        self.count = min(self._most, int(AHEAD_S / self._each_s), self.at_once(self._most_bytes))
 
-    def gave(self, now_s: float) -> None:
-        """It has got some."""
-        self._gave_s = now_s
+    def gave(self, count: int, now_s: float) -> None:
+        """It has got so many."""
+        if count:
+            self._gave = now_s, count
+
+    def received(self, count: int, size_bytes: int) -> None:
+        """So many came, of so many bytes."""
+        self._job_bytes = size_bytes // count + _JOB_BYTES
+
+    def at_once(self, size_bytes: int) -> int:
+        """How many jobs, of the size of the last ones, fit into these bytes; at least one."""
+        return max(1, size_bytes // self._job_bytes)
 
     def wanted(self, now_s: float) -> int:
         """How many to have in store now: none once the worker has not come back for a while."""
-        return self.count if self._gave_s is not None and now_s - self._gave_s < QUICK_S else 0
+        return self.count if self._gave is not None and now_s - self._gave[0] < QUICK_S else 0
+
+    def soon(self, now_s: float, within_s: float) -> int:
+        """How many of those in store the worker will come to soon: none if it has not come back ``within_s``."""
+        return 2 * self.count if self._gave is not None and now_s - self._gave[0] < within_s else 0
 
     def unused(self) -> None:
         """Some that were taken ahead had to be handed back."""
         self.count //= 2
+        self._each_s *= 2

@@ -4,8 +4,8 @@ Application threads and event loops ask it for jobs and tell it how they ended;
 what concerns connections happens in the I/O thread. There it
 
 - takes jobs as ``rayqueue.client.queue.takes`` plans it, and keeps those that
-  came early in a buffer; what nobody asks for within ``HAND_BACK_S`` is handed
-  back as if it had not been delivered;
+  came early in a buffer; what the application does not come to within
+  ``HAND_BACK_S`` or so is handed back as if it had not been delivered;
 - sends what became of jobs, gathered per partition (``settling``);
 - extends the leases of jobs in hand (``leases``).
 
@@ -24,14 +24,14 @@ import uuid
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from itertools import count
+from itertools import count, islice, repeat
 from random import Random
 from typing import TYPE_CHECKING, Any
 
 from rayqueue.client.io import IoThread
-from rayqueue.client.queue.job import Job, JobId
+from rayqueue.client.queue.job import Grant, Job, JobId
 from rayqueue.client.queue.leases import Leases
-from rayqueue.client.queue.settling import Ending, Kind, gather, tell, tell_failure
+from rayqueue.client.queue.settling import Ending, Kind, Told, calls_of, gather, of_leases, tell, tell_failure
 from rayqueue.client.queue.takes import Ahead, Ask, Takes
 from rayqueue.client.twins import outcome, rest
 from rayqueue.client.wakeup import Wakeup
@@ -61,7 +61,7 @@ _log = logging.getLogger(__name__)
 PARK_MS = 10_000
 """How long a take waits in a partition before it is renewed."""
 HAND_BACK_S = 0.2
-"""How long a job that came early waits for somebody to ask for it."""
+"""How long a job that came early waits for an application that does not ask for jobs, or slowly."""
 LINGER_S = 0.02
 """How long nobody has to wait for jobs until a parked take is withdrawn: whoever polls comes back sooner."""
 _FOREVER_S = 3600.0
@@ -109,11 +109,12 @@ class Worker:
         self._lock = threading.Lock()
         self._buffer: deque[tuple[float, Job[Any, Any]]] = deque()  # each with the time at which it is handed back
         self._waiters: deque[_Waiter] = deque()
-        self._ahead = Ahead()
+        self._ahead = Ahead(settings.consumer.prefetch_bytes)
         self._endings: dict[int, list[Ending]] = {}
         self._kicked = False
         self._closed = False
         self._error: RayQueueError | None = None
+        self._unreported: RayQueueError | None = None
         # The I/O thread's.
         self._takes = Takes(len(info.partitions), self._rng.randrange(len(info.partitions)))
         self._leases = [Leases() for _ in info.partitions]
@@ -122,7 +123,9 @@ class Worker:
         """Partition to the attempt by which a take waits there."""
         self._withdraw_s: float | None = None
         self._looked_s = time.monotonic()
-        self._settling: set[int] = set()
+        self._spared_s = 0.0
+        """When the buffer was last looked through for what is to be handed back."""
+        self._settling: dict[int, asyncio.Task[None]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
 
@@ -134,10 +137,10 @@ class Worker:
         with self._lock:
             self._check()
             found = self._from_buffer(most)
-            self._ahead.asked(most, bool(found), now_s)
+            self._ahead.asked(now_s)
             low = len(self._buffer) < self._ahead.count / 2
             if found:
-                self._ahead.gave(now_s)
+                self._ahead.gave(len(found), now_s)
             else:
                 waiter = _Waiter(most)
                 self._waiters.append(waiter)
@@ -167,7 +170,7 @@ class Worker:
             if waiter in self._waiters:
                 self._waiters.remove(waiter)
             gave, waiter.jobs = waiter.jobs, []
-            self._ahead.gave(time.monotonic())
+            self._ahead.gave(len(gave), time.monotonic())
         return gave
 
     def _from_buffer(self, most: int) -> list[Job[Any, Any]]:
@@ -184,16 +187,20 @@ class Worker:
         reason: str = "",
         traceback: str = "",
         result: bytes | None = None,
+        wait: bool = True,
     ) -> None:
-        """Say how these ended, and wait until that is committed. Raises the first ``LeaseLostError`` of them."""
+        """Say how these ended, and wait until that is committed. Raises the first ``LeaseLostError`` of them; without
+        ``wait``, ``flush`` does."""
         if not jobs:
             return
-        answer: concurrent.futures.Future[None] = concurrent.futures.Future()
-        told = _Countdown(len(jobs), answer)
+        by_lease = of_leases(jobs)
         delay = -1 if delay_ms is None else delay_ms
-        self._end(
-            (each, Ending(kind, each.token, each.id.offset, told, delay, reason, traceback, result)) for each in jobs
-        )
+        if not wait:
+            self._end(jobs, by_lease, lambda _: self._late, kind, delay, reason, traceback, result)
+            return
+        answer: concurrent.futures.Future[None] = concurrent.futures.Future()
+        told = _Countdown(len(by_lease), answer)
+        self._end(jobs, by_lease, lambda _: told, kind, delay, reason, traceback, result)
         await outcome(answer)
 
     def settle_later(
@@ -206,43 +213,62 @@ class Worker:
         result: bytes | None = None,
     ) -> None:
         """The same, and nobody waits for it. A failure is logged: the job comes again."""
-        told = partial(self._unheard, job.id, kind)
-        self._end(((job, Ending(kind, job.token, job.id.offset, told, -1, reason, traceback, result)),))
+        self._end((job,), of_leases((job,)), partial(self._unheard, kind), kind, -1, reason, traceback, result)
 
-    def _end(self, endings: Iterable[tuple[Job[Any, Any], Ending]]) -> None:
+    def _end(
+        self,
+        jobs: Iterable[Job[Any, Any]],
+        by_lease: dict[tuple[int, int], list[int]],
+        told: Callable[[JobId], Told],
+        kind: Kind,
+        *more: Any,
+    ) -> None:
         """From any thread."""
+        for job in jobs:
+            job.settled = True
         with self._lock:
-            for job, ending in endings:
-                job.settled = True
-                self._endings.setdefault(job.id.partition, []).append(ending)
+            for (partition, token), offsets in by_lease.items():
+                ending = Ending(kind, token, offsets, told(JobId(partition, offsets[0])), *more)
+                self._endings.setdefault(partition, []).append(ending)
         self._kick()
 
-    def dropped(self, job_id: JobId, token: int) -> None:
+    def dropped(self, grant: Grant, offset: int) -> None:
         """The application has let go of a job without ending it. Called by the garbage collector, in any thread: it
         must take no lock."""
         if not self._closed and self._io.usable:
-            self._io.loop.call_soon_threadsafe(self._dropped, job_id, token)
+            self._io.loop.call_soon_threadsafe(self._dropped, grant, offset)
 
-    def _dropped(self, job_id: JobId, token: int) -> None:
-        told = partial(self._unheard, job_id, "nack")
+    def _dropped(self, grant: Grant, offset: int) -> None:
+        told = self._unheard("nack", JobId(grant.partition, offset))
         reason = "the worker has let go of it without ack, nack or reject"
         with self._lock:
-            endings = self._endings.setdefault(job_id.partition, [])
-            endings.append(Ending("nack", token, job_id.offset, told, reason=reason))
+            endings = self._endings.setdefault(grant.partition, [])
+            endings.append(Ending("nack", grant.token, (offset,), told, reason=reason))
         self._pump()
 
-    def _unheard(self, job_id: JobId, kind: str, error: RayQueueError | None) -> None:
-        if error is not None:
-            level = logging.WARNING if kind == "ack" else logging.INFO  # work was done that may be done again
-            _log.log(level, "%s of job %s of %s had no effect: %s", kind, job_id, self.name, error)
+    def _unheard(self, kind: str, job_id: JobId) -> Told:
+        def told(error: RayQueueError | None) -> None:
+            if error is not None:
+                level = logging.WARNING if kind == "ack" else logging.INFO  # work was done that may be done again
+                _log.log(level, "%s of job %s of %s had no effect: %s", kind, job_id, self.name, error)
+
+        return told
+
+    def _late(self, error: RayQueueError | None) -> None:
+        """What somebody said without waiting had no effect: the next ``flush`` raises it."""
+        if error is not None and self._unreported is None:
+            self._unreported = error
 
     async def extend(self, job: Job[Any, Any], lease_ms: int | None) -> int:
         """Until when, in milliseconds from now."""
         return await outcome(self._io.run(self._extend_one(job.id, job.token, lease_ms or 0)))
 
     async def flush(self) -> None:
-        """Until all that was said of jobs has been answered."""
+        """Until all that was said of jobs has been answered. Raises the first failure of what nobody has waited for."""
         await outcome(self._io.run(self._flushed()))
+        failed, self._unreported = self._unreported, None
+        if failed is not None:
+            raise failed
 
     def close_later(self) -> None:
         """The handle was let go without ``close``: its leases end. From any thread, without waiting."""
@@ -294,17 +320,19 @@ class Worker:
             self._withdraw_s = now_s + LINGER_S
         for number, some in endings.items():
             for each in some:
-                self._leases[number].ended(each.token, each.offset)
+                self._leases[number].ended(each.token, each.offsets)
             self._queue_endings(number, some)
         if wanted > 0 and not self._closed and self._error is None:
-            for take in self._takes.plan(min(wanted, MAX_JOBS), now_s, park=waited_for > 0):
+            most = min(MAX_JOBS, self._ahead.at_once(self._settings.consumer.fetch_bytes))
+            for take in self._takes.plan(min(wanted, MAX_JOBS), now_s, park=waited_for > 0, most=most):
                 self._spawn(self._take(take))
         self._arm(now_s)
 
-    def _spawn(self, work: Any) -> None:
-        task = asyncio.get_running_loop().create_task(work)
+    def _spawn(self, work: Any) -> asyncio.Task[None]:
+        task: asyncio.Task[None] = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
     async def _ask(self, number: int, call: Call, **patience_ms: int) -> Any:
         place = TopicPartition(self.name, number)
@@ -386,9 +414,11 @@ class Worker:
             waiter.bell.ring()
 
     def _received(self, number: int, leased: Leased, now_s: float) -> None:
-        jobs = [job for each in leased.jobs if (job := self._made(number, leased.token, each)) is not None]
+        jobs = self._made(Grant(self, number, leased.token), leased.jobs)
+        size_bytes = sum([len(each.value or b"") + len(each.key or b"") for each in leased.jobs])
         ringing: list[_Waiter] = []
         with self._lock:
+            self._ahead.received(len(leased.jobs), size_bytes)
             for waiter in self._waiters:
                 if not jobs:
                     break
@@ -399,44 +429,51 @@ class Worker:
                     ringing.append(waiter)
             comes_back = bool(ringing) or self._ahead.wanted(now_s) > 0
             until_s = now_s + (HAND_BACK_S if comes_back else LINGER_S)
-            self._buffer.extend((until_s, job) for job in jobs)
+            self._buffer.extend(zip(repeat(until_s), jobs))
             for waiter in ringing:
                 self._waiters.remove(waiter)
         for waiter in ringing:
             waiter.bell.ring()
 
-    def _made(self, number: int, token: int, wire: WireJob) -> Job[Any, Any] | None:
-        job_id = JobId(number, wire.id)
-        try:
-            value, key = self._decode(wire, number)
-        except RayQueueError as error:  # no delivery can change that
-            told = partial(self._unheard, job_id, "reject")
-            with self._lock:
-                self._endings.setdefault(number, []).append(Ending("reject", token, wire.id, told, -1, str(error)))
-            return None
-        return Job(
-            self,
-            job_id,
-            token,
-            value,
-            key,
-            wire.headers,
-            wire.lane,
-            wire.deliveries,
-            wire.timestamp,
-            wire.want_result,
-        )
+    def _made(self, grant: Grant, wire: Sequence[WireJob]) -> list[Job[Any, Any]]:
+        """Those whose value and key can be read. The others are dead letters: no delivery can change them."""
+        made: list[Job[Any, Any]] = []
+        for each in wire:
+            try:
+                value, key = self._decode(each, grant.partition)
+            except RayQueueError as error:
+                told = self._unheard("reject", JobId(grant.partition, each.id))
+                with self._lock:
+                    endings = self._endings.setdefault(grant.partition, [])
+                    endings.append(Ending("reject", grant.token, (each.id,), told, -1, str(error)))
+            else:
+                made.append(
+                    Job(
+                        grant,
+                        each.id,
+                        value,
+                        key,
+                        each.headers,
+                        each.lane,
+                        each.deliveries,
+                        each.timestamp,
+                        each.want_result,
+                    )
+                )
+        return made
 
     def _hand_back(self, now_s: float, *, everything: bool = False, of: int | None = None) -> None:
-        """What came early and nobody wants; or all of it; or all ``of`` one partition."""
+        """What came early and nobody will want soon; or all of it; or all ``of`` one partition."""
         with self._lock:
-            unwanted = [
-                everything or (until_s <= now_s if of is None else job.id.partition == of)
-                for until_s, job in self._buffer
-            ]
-            returned = [job for (_, job), goes in zip(self._buffer, unwanted, strict=True) if goes]
+            soon = 0 if everything or of is not None else self._ahead.soon(now_s, HAND_BACK_S)
+            kept, returned = list(islice(self._buffer, soon)), []
+            for each in islice(self._buffer, soon, None):
+                until_s, job = each
+                if everything or (until_s <= now_s if of is None else job.grant.partition == of):
+                    returned.append(job)
+                else:
+                    kept.append(each)
             if returned:
-                kept = [each for each, goes in zip(self._buffer, unwanted, strict=True) if not goes]
                 self._buffer = deque(kept)
                 self._ahead.unused()
         self._release(returned)
@@ -444,10 +481,7 @@ class Worker:
     def _release(self, jobs: Sequence[Job[Any, Any]]) -> None:
         """From any thread: nobody has begun with these."""
         if jobs:
-            self._end(
-                (job, Ending("release", job.token, job.id.offset, partial(self._unheard, job.id, "release")))
-                for job in jobs
-            )
+            self._end(jobs, of_leases(jobs), partial(self._unheard, "release"), "release")
 
     # -- settling --------------------------------------------------------------------------------
 
@@ -456,13 +490,11 @@ class Worker:
             with self._lock:  # behind what is under way
                 self._endings.setdefault(number, []).extend(endings)
         else:
-            self._settling.add(number)
-            self._spawn(self._settle(number, endings))
+            self._settling[number] = self._spawn(self._settle(number, endings))
 
     async def _settle(self, number: int, endings: list[Ending]) -> None:
         try:
-            for start in range(0, len(endings), MAX_JOBS):
-                some = endings[start : start + MAX_JOBS]
+            for some in calls_of(endings):
                 gathered = gather(some)
                 try:
                     answers = await self._say(number, [each.settlement for each in gathered])
@@ -471,7 +503,7 @@ class Worker:
                 else:
                     tell(gathered, answers, f"{self.name}-{number}")
         finally:
-            self._settling.discard(number)
+            del self._settling[number]
             if number in self._endings:
                 self._pump()
 
@@ -481,9 +513,10 @@ class Worker:
         return answers
 
     async def _flushed(self) -> None:
-        while self._endings or self._settling:
-            self._pump()
-            await asyncio.sleep(0.001)
+        self._pump()
+        for _ in range(2):  # what is under way, and then all that waited behind it
+            if self._settling:
+                await asyncio.wait(list(self._settling.values()))
 
     # -- extending -------------------------------------------------------------------------------
 
@@ -527,7 +560,8 @@ class Worker:
         due = [due_s for each in self._leases if (due_s := each.next_due_s()) is not None]
         with self._lock:
             if self._buffer:
-                due.append(min(self._buffer[0][0], self._buffer[-1][0]))
+                until_s = min(self._buffer[0][0], self._buffer[-1][0])
+                due.append(max(until_s, self._spared_s + LINGER_S))
         if self._withdraw_s is not None:
             due.append(self._withdraw_s)
         if due and not self._closed:
@@ -537,6 +571,7 @@ class Worker:
     def _on_time(self) -> None:
         self._timer = None
         now_s = time.monotonic()
+        self._spared_s = now_s
         self._hand_back(now_s)
         if self._withdraw_s is not None and self._withdraw_s <= now_s:
             self._withdraw_s = None
