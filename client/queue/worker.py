@@ -196,7 +196,7 @@ class Worker:
         by_lease = of_leases(jobs)
         delay = -1 if delay_ms is None else delay_ms
         if not wait:
-            self._end(jobs, by_lease, lambda _: self._late, kind, delay, reason, traceback, result)
+            self._end(jobs, by_lease, partial(self._unheard, kind, later=True), kind, delay, reason, traceback, result)
             return
         answer: concurrent.futures.Future[None] = concurrent.futures.Future()
         told = _Countdown(len(by_lease), answer)
@@ -246,18 +246,17 @@ class Worker:
             endings.append(Ending("nack", grant.token, (offset,), told, reason=reason))
         self._pump()
 
-    def _unheard(self, kind: str, job_id: JobId) -> Told:
+    def _unheard(self, kind: str, job_id: JobId, *, later: bool = False) -> Told:
+        """Nobody waits for it, or not yet (``later``: the next ``flush`` raises it)."""
+
         def told(error: RayQueueError | None) -> None:
             if error is not None:
                 level = logging.WARNING if kind == "ack" else logging.INFO  # work was done that may be done again
                 _log.log(level, "%s of job %s of %s had no effect: %s", kind, job_id, self.name, error)
+                if later and self._unreported is None:
+                    self._unreported = error
 
         return told
-
-    def _late(self, error: RayQueueError | None) -> None:
-        """What somebody said without waiting had no effect: the next ``flush`` raises it."""
-        if error is not None and self._unreported is None:
-            self._unreported = error
 
     async def extend(self, job: Job[Any, Any], lease_ms: int | None) -> int:
         """Until when, in milliseconds from now."""

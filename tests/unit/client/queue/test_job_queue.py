@@ -153,6 +153,63 @@ def test_an_ack_that_is_too_late_counts_unless_somebody_else_has_the_job(rq: mem
         jobs[0].ack()
 
 
+def test_an_ack_without_waiting_is_committed_by_flush_which_tells_what_was_lost(rq: memory.MemoryQueue) -> None:
+    queue = rq.queue("q", partitions=3)
+    queue.put_many([b"%d" % number for number in range(300)])
+    done = 0
+    while done < 300:
+        jobs = queue.get(50, timeout_ms=10_000)
+        queue.ack(jobs, wait=False)
+        assert all(job.settled for job in jobs)
+        done += len(jobs)
+    queue.flush()
+    assert _size(queue) == (0, 0, 0, 0)
+
+    queue = rq.queue("short", lease_ms=200, max_lease_ms=200, retry_backoff_ms=0)
+    queue.put(b"late")
+    (late,) = queue.get()
+    with rq.queue("short") as other:
+        (job,) = other.get(timeout_ms=10_000)
+        late.ack(wait=False)
+        with pytest.raises(LeaseLostError, match=f"job {late.offset} "):
+            queue.flush()
+        queue.flush()  # it was told
+        job.ack()
+
+
+def test_flush_waits_for_what_was_said_before_it_and_not_for_others(rq: memory.MemoryQueue) -> None:
+    queue = rq.queue("q")
+    queue.put_many([b"x"] * 2000)
+    jobs = queue.get(1000, timeout_ms=5000)
+    enough = threading.Event()
+
+    def go_on() -> None:
+        while not enough.is_set() and (some := queue.get(1, timeout_ms=20_000)):
+            queue.ack(some, wait=False)
+            queue.put(b"more", wait=False)
+
+    beside = threading.Thread(target=go_on)
+    beside.start()
+    try:
+        queue.ack(jobs[:500], wait=False)
+        queue.flush(timeout_ms=20_000)
+        assert rq.queue("q").state(jobs[0].id).state == "gone"
+        assert beside.is_alive()
+    finally:
+        enough.set()
+        beside.join()
+
+
+def test_the_same_job_twice_in_one_ack_is_one(rq: memory.MemoryQueue) -> None:
+    queue = rq.queue("q")
+    queue.put_many([b"1", b"2", b"3"])
+    one, two, three = queue.get(3, timeout_ms=5000)
+    queue.ack([three, one], one, two)
+    assert _size(queue) == (0, 0, 0, 0)
+    with pytest.raises(InvalidInputError, match="what get"):
+        queue.ack([b"1"])  # type: ignore[list-item]
+
+
 def test_a_lease_is_extended_while_the_job_is_in_use_and_not_when_it_is_let_go(rq: memory.MemoryQueue) -> None:
     queue = rq.queue("q", lease_ms=300, retry_backoff_ms=0)
     queue.put(b"long")

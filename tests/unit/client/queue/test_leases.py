@@ -21,13 +21,13 @@ def test_a_lease_is_due_after_a_third_and_again_after_a_third_of_what_it_got() -
 def test_a_lease_ends_with_its_last_job() -> None:
     leases = Leases()
     leases.add(1, 30_000, {4, 5}, 0.0)
-    leases.ended(1, 4)
+    leases.ended(1, [4])
     assert leases.holds(1, 5)
     assert not leases.holds(1, 4)
     (asked,) = leases.due(20.0)
     assert asked.jobs == ((5, 1),)
-    leases.ended(1, 5)
-    leases.ended(1, 5)
+    leases.ended(1, [5, 6])
+    leases.ended(1, [5, 6])
     assert len(leases) == 0
     assert leases.next_due_s() is None
 

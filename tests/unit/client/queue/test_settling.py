@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from functools import partial
 
-from rayqueue.client.queue.settling import Ending, gather, runs_of, tell, tell_failure
+from rayqueue.client.queue.job import Grant, Job
+from rayqueue.client.queue.settling import Ending, calls_of, gather, of_leases, runs_of, tell, tell_failure
 from rayqueue.errors import LeaseLostError, NotLeaderError, RayQueueError
 from rayqueue.protocol.jobs import MAX_JOBS, Settled
 
@@ -13,25 +14,49 @@ class _Heard:
     def __init__(self) -> None:
         self.by_offset: dict[int, RayQueueError | None] = {}
 
-    def of(self, offset: int, error: RayQueueError | None) -> None:
-        assert offset not in self.by_offset
-        self.by_offset[offset] = error
+    def of(self, offsets: tuple[int, ...], error: RayQueueError | None) -> None:
+        for offset in offsets:
+            assert offset not in self.by_offset
+            self.by_offset[offset] = error
 
-    def ending(self, kind: str, token: int, offset: int, **more: object) -> Ending:
-        return Ending(kind, token, offset, partial(self.of, offset), **more)  # type: ignore[arg-type]
+    def ending(self, kind: str, token: int, *offsets: int, **more: object) -> Ending:
+        return Ending(kind, token, offsets, partial(self.of, offsets), **more)  # type: ignore[arg-type]
+
+
+def _job(partition: int, token: int, offset: int) -> Job[bytes, bytes]:
+    grant = Grant(None, partition, token)  # type: ignore[arg-type]  # there is no worker here
+    return Job(grant, offset, b"", None, (), 0, 1, 0, False, settled=True)
 
 
 def test_acks_of_one_lease_are_runs_of_one_settlement() -> None:
     heard = _Heard()
-    endings = [heard.ending("ack", 7, offset) for offset in (5, 3, 4, 9, 1)]
+    endings = [heard.ending("ack", 7, *offsets) for offsets in ((5,), (3, 4), (9,), (1,))]
     (gathered,) = gather(endings)
     assert gathered.settlement.kind == "ack"
     assert gathered.settlement.token == 7
     assert gathered.settlement.jobs == ((1, 1), (3, 3), (9, 1))
-    tell([gathered], [Settled(lost=((3, 2),))], "q-0")
-    assert {offset for offset, error in heard.by_offset.items() if error is None} == {1, 5, 9}
-    assert isinstance(heard.by_offset[3], LeaseLostError)
-    assert isinstance(heard.by_offset[4], LeaseLostError)
+    tell([gathered], [Settled(lost=((4, 2),))], "q-0")
+    assert {offset for offset, error in heard.by_offset.items() if error is None} == {1, 9}
+    assert isinstance(heard.by_offset[3], LeaseLostError)  # one of its ending is lost
+    assert heard.by_offset[3].details["offset"] == 4
+    assert isinstance(heard.by_offset[5], LeaseLostError)
+
+
+def test_jobs_are_told_by_lease_each_once_and_in_order() -> None:
+    jobs = [_job(0, 1, 3), _job(0, 1, 4), _job(1, 1, 4), _job(0, 2, 9), _job(0, 1, 2), _job(0, 1, 3)]
+    assert of_leases(jobs) == {(0, 1): [2, 3, 4], (1, 1): [4], (0, 2): [9]}
+    assert of_leases([]) == {}
+    downwards = [_job(0, 1, offset) for offset in range(50, 0, -1)]
+    assert of_leases(downwards) == {(0, 1): list(range(1, 51))}
+
+
+def test_one_call_has_no_more_jobs_than_it_may() -> None:
+    heard = _Heard()
+    large = [heard.ending("ack", token, *range(MAX_JOBS - 1)) for token in (1, 2)]
+    small = [heard.ending("ack", 3, 1), heard.ending("ack", 4, 2), heard.ending("ack", 5, 3)]
+    called = list(calls_of([*small[:1], *large, *small[1:]]))
+    assert [[each.token for each in some] for some in called] == [[3, 1], [2, 4], [5]]
+    assert list(calls_of([])) == []
 
 
 def test_reasons_and_results_stay_with_their_jobs() -> None:
@@ -55,4 +80,6 @@ def test_reasons_and_results_stay_with_their_jobs() -> None:
 
 def test_runs_are_not_longer_than_a_call_may_say() -> None:
     assert runs_of([]) == ()
+    assert runs_of([4, 5, 6]) == ((4, 3),)
+    assert runs_of([4, 6, 7]) == ((4, 1), (6, 2))
     assert runs_of(range(MAX_JOBS + 1)) == ((0, MAX_JOBS), (MAX_JOBS, 1))
