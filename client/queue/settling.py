@@ -106,7 +106,7 @@ def _settlement(ending: Ending, offsets: Sequence[int]) -> Settlement:
 
 def runs_of(offsets: Sequence[int]) -> tuple[Run, ...]:
     """Ids in order, as runs of those that follow each other."""
-    if offsets and len(offsets) <= MAX_JOBS and offsets[-1] - offsets[0] == len(offsets) - 1:
+    if offsets and len(offsets) <= MAX_JOBS and _follow(offsets):
         return ((offsets[0], len(offsets)),)
     found: list[list[int]] = []
     for offset in offsets:
@@ -117,10 +117,10 @@ def runs_of(offsets: Sequence[int]) -> tuple[Run, ...]:
     return tuple((first, count) for first, count in found)
 
 
-def _follow(offsets: list[int]) -> bool:
+def _follow(offsets: Sequence[int]) -> bool:
     """They are in order, without a gap."""
-    first = offsets[0]
-    return len(offsets) == 1 or offsets == list(range(first, first + len(offsets)))
+    first, count = offsets[0], len(offsets)
+    return offsets[-1] - first == count - 1 and list(offsets) == list(range(first, first + count))
 
 
 def tell(gathered: Sequence[Gathered], answers: Sequence[Settled], queue: str) -> None:

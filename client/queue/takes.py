@@ -163,8 +163,8 @@ class Ahead:
             self.count, self._each_s = 0, AHEAD_S
             return
         each_s = took_s / given
-        # A slow job counts at once, a quick one by half: what is taken ahead and not done has to be handed back.
-        self._each_s = max(1e-6, each_s if each_s > self._each_s else (self._each_s + each_s) / 2)
+        # Slow ones count at once, quick ones bit by bit: what is taken ahead and not done has to be handed back.
+        self._each_s = max(1e-6, each_s, self._each_s / 8)
         self.count = min(self._most, int(AHEAD_S / self._each_s), self.at_once(self._most_bytes))
 
     def gave(self, count: int, now_s: float) -> None:
