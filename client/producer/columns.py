@@ -32,17 +32,25 @@ class Columns(NamedTuple):
     """Of key, value and headers of each record."""
 
     @property
-    def overhead_bytes(self) -> int:
-        """What each record takes besides."""
-        return RECORD_BYTES + KEY_BYTES * (self.keys is not None) + KEY_BYTES * (self.headers is not None)
+    def size_bytes(self) -> int:
+        return sum(self.sizes)
+
+    @property
+    def max_size(self) -> int:
+        return max(self.sizes, default=0)
+
+    @property
+    def ends(self) -> Sequence[int]:
+        """The sizes, added up."""
+        return list(accumulate(self.sizes))
+
+    def slice(self, start: int, stop: int, step: int = 1) -> Columns:
+        return Columns(*(None if column is None else column[start:stop:step] for column in self))  # type: ignore[arg-type]
 
     def take(self, rows: Sequence[int]) -> Columns:
         """These rows only, in this order."""
         if isinstance(rows, range):
-            part = slice(rows.start, rows.stop, rows.step)
-            if (rows.start, rows.step, len(rows)) == (0, 1, len(self.values)):
-                return self
-            return Columns(*(None if column is None else column[part] for column in self))  # type: ignore[arg-type]
+            return self.slice(rows.start, rows.stop, rows.step)
         if len(rows) == 1:
             (row,) = rows
             return Columns(*(None if column is None else [column[row]] for column in self))  # type: ignore[arg-type]
@@ -104,28 +112,29 @@ def check_headers(headers: HeadersIn) -> tuple[Headers | None, int]:
     return tuple((name, bytes(value)) for name, value in pairs) if copied else pairs, size_bytes
 
 
+def overhead_bytes(columns: Columns | ArrowColumns) -> int:
+    """What each record takes besides its bytes."""
+    return RECORD_BYTES + KEY_BYTES * (columns.keys is not None) + KEY_BYTES * (columns.headers is not None)
+
+
 def cuts(
-    ends: Integers, overhead_bytes: int, limit_bytes: int, most_records: int | None = None
+    ends: Integers, overhead: int, limit_bytes: int, most_records: int | None = None
 ) -> Iterator[tuple[int, int, int]]:
     """Cut records into pieces of at most ``limit_bytes``, or of one record: start, stop and size of each.
 
-    ``ends``: the sizes of the records, added up. ``most_records`` of them are in a piece.
+    ``ends``: the sizes of the records, added up; each takes ``overhead`` bytes besides. A piece has ``most_records``.
     """
     count, start, before = len(ends), 0, 0
     while start < count:
         low, high = start + 1, count if most_records is None else min(count, start + most_records)
         while low < high:  # the most records that fit
             middle = (low + high + 1) >> 1
-            if ends[middle - 1] - before + overhead_bytes * (middle - start) <= limit_bytes:
+            if ends[middle - 1] - before + overhead * (middle - start) <= limit_bytes:
                 low = middle
             else:
                 high = middle - 1
-        yield start, low, ends[low - 1] - before + overhead_bytes * (low - start)
+        yield start, low, ends[low - 1] - before + overhead * (low - start)
         start, before = low, ends[low - 1]
-
-
-def ends_of(sizes: Sequence[int]) -> list[int]:
-    return list(accumulate(sizes))
 
 
 def listed(name: str, column: Any, count: int | None = None) -> Any:
@@ -180,8 +189,8 @@ class ArrowColumns(NamedTuple):
     max_size: int
 
     @property
-    def overhead_bytes(self) -> int:
-        return RECORD_BYTES + KEY_BYTES * (self.keys is not None) + KEY_BYTES * (self.headers is not None)
+    def size_bytes(self) -> int:
+        return self.ends[-1] if len(self.ends) else 0
 
     def slice(self, start: int, stop: int) -> ArrowColumns:
         values, keys, headers, stamps = (
@@ -199,8 +208,11 @@ class ArrowColumns(NamedTuple):
         return words[array.offset : array.offset + len(array)]
 
     def take(self, rows: Any) -> ArrowColumns:
+        import pyarrow as pa
+
+        rows = rows if isinstance(rows, pa.Array) else pa.array(rows, pa.int64())
         values, keys, headers, stamps = (
-            column if column is None or isinstance(column, int) else column.take(_index(rows)) for column in self[:4]
+            column if column is None or isinstance(column, int) else column.take(rows) for column in self[:4]
         )
         return ArrowColumns(values, keys, headers, stamps, _arrow_ends(values, keys, headers)[0], self.max_size)
 
@@ -237,12 +249,6 @@ def check_arrow(values: Any, keys: Any, headers: Any, timestamps_ms: Any) -> Arr
         stamps = stored("timestamps_ms", given[2], TIMESTAMP.type, count=count, nullable=False)
     ends, most = _arrow_ends(values, keys, headers)
     return ArrowColumns(values, keys, headers, stamps, ends, most)
-
-
-def _index(rows: Any) -> Any:
-    import pyarrow as pa
-
-    return pa.array(rows, pa.int64()) if isinstance(rows, list) else rows
 
 
 def _arrow_ends(values: Any, keys: Any, headers: Any) -> tuple[memoryview, int]:

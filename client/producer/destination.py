@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
 from random import randrange
 
 from rayqueue.client.producer.accumulator import ANY, BATCH_BYTES, Accumulator
-from rayqueue.client.producer.columns import ArrowColumns
+from rayqueue.client.producer.columns import ArrowColumns, Columns
 from rayqueue.client.producer.partitioners import BY_KEY, STICKY, CustomPartitioner, KeyedPartitions
 from rayqueue.errors import InvalidInputError, OversizedRecordError, UnknownPartitionError
 from rayqueue.protocol.topics import TopicInfo
@@ -119,17 +120,18 @@ class Target:
             rows[number].append(row)
         return dict(rows)
 
-    def choose_arrow(self, columns: ArrowColumns) -> tuple[dict[int, ArrowColumns], list[int] | None]:
-        """The columns of each partition, or of ``ANY``, and the order this leaves the records in."""
-        keyed = self.keyed
-        if keyed is not None and columns.keys is not None:
-            return ({0: columns}, None) if keyed.partitions == 1 else columns.group(keyed.many)
-        if self.sticks:
-            return {ANY: columns}, None
-        keys = None if columns.keys is None else columns.keys.to_pylist()
-        rows = self.choose_many(columns.values.to_pylist() if self._custom else range(len(columns.values)), keys)  # type: ignore[arg-type]
-        parts = {number: columns.take(list(each)) for number, each in (rows or {}).items()}
-        return parts, [row for each in (rows or {}).values() for row in each]
+    def spread(self, columns: Columns | ArrowColumns) -> tuple[Mapping[int, Columns | ArrowColumns], list[int] | None]:
+        """The columns of each partition, or of ``ANY``, and the order this leaves the records in, if it is another."""
+        values, keys, keyed = columns.values, columns.keys, self.keyed
+        if isinstance(columns, ArrowColumns):
+            if keyed is not None and keyed.partitions > 1 and keys is not None:
+                return columns.group(keyed.many)
+            if self._custom is not None:
+                values, keys = columns.values.to_pylist(), None if keys is None else columns.keys.to_pylist()
+        rows = self.choose_many(values, keys)
+        if rows is None or len(rows) == 1:
+            return dict.fromkeys(rows or (ANY,), columns), None
+        return {number: columns.take(each) for number, each in rows.items()}, list(chain(*rows.values()))
 
     def _turn(self, records: int) -> int:
         turn = self._next

@@ -7,11 +7,20 @@ not copied as a whole. Everything is checked before the first piece.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 from rayqueue.client.producer.accumulator import ANY, BURST, STRIPE, Accumulator, Lack
-from rayqueue.client.producer.columns import ArrowColumns, Columns, check_arrow, check_columns, cuts, ends_of, is_arrow
+from rayqueue.client.producer.columns import (
+    ArrowColumns,
+    Columns,
+    check_arrow,
+    check_columns,
+    cuts,
+    is_arrow,
+    overhead_bytes,
+)
 from rayqueue.client.producer.delivery import Part
 from rayqueue.client.producer.destination import Target
 from rayqueue.errors import InvalidInputError
@@ -49,74 +58,33 @@ class ManyRecords:
             timestamps_ms = int(time.time() * 1000)
         elif isinstance(timestamps_ms, int) and not -MAX_TIMESTAMP <= timestamps_ms < MAX_TIMESTAMP:
             raise InvalidInputError(f"a timestamp is whole milliseconds since 1970, not {timestamps_ms!r}")
-        if is_arrow(values):
-            return self._arrow_steps(target, check_arrow(values, keys, headers, timestamps_ms), priority, partition)
-        columns = check_columns(values, keys, headers, timestamps_ms)
-        sizes = columns.sizes
-        if sizes and max(sizes) > target.max_bytes:
-            raise target.oversized(max(sizes))
-        total_bytes = sum(sizes) + len(sizes) * columns.overhead_bytes
-        rows = {partition: range(len(sizes))} if partition is not None else None
-        if rows is None:
-            rows = target.choose_many(columns.values, columns.keys)  # type: ignore[assignment]
-        if rows is None:
-            return self._list_steps(target, {ANY: columns}, priority), None, total_bytes
-        if len(rows) == 1:
-            return self._list_steps(target, dict.fromkeys(rows, columns), priority), None, total_bytes
-        parts = {number: columns.take(each) for number, each in rows.items()}
-        order = [row for each in rows.values() for row in each]
-        return self._list_steps(target, parts, priority), order, total_bytes
-
-    def _list_steps(self, target: Target, parts: dict[int, Columns], lane: int) -> Iterator[Step]:
-        extend = self._accumulator.extend
-        for number, columns in parts.items():
-            most = _most_records(target, number, len(columns.values))
-            ends = ends_of(columns.sizes)
-            for start, stop, size_bytes in cuts(ends, columns.overhead_bytes, self._batch_bytes, most):
-                piece: Any = [None if column is None else column[start:stop] for column in columns[:4]]
-
-                def add(number: int = number, piece: Any = piece, size_bytes: int = size_bytes) -> Part | None:
-                    values, keys, headers, stamps = piece
-                    return extend(target.buffer, number, lane, values, keys, headers, stamps, size_bytes)
-
-                yield add, Lack(size_bytes, target.buffer, number, stop - start)
-
-    def _arrow_steps(
-        self, target: Target, columns: ArrowColumns, lane: int, partition: int | None
-    ) -> tuple[Iterator[Step], list[int] | None, int]:
+        check = check_arrow if is_arrow(values) else check_columns
+        columns: Columns | ArrowColumns = check(values, keys, headers, timestamps_ms)
         if columns.max_size > target.max_bytes:
             raise target.oversized(columns.max_size)
-        order: list[int] | None = None
-        if partition is not None:
-            parts = {partition: columns}
-        else:
-            parts, order = target.choose_arrow(columns)
-        count = len(columns.values)
-        total_bytes = (columns.ends[count - 1] if count else 0) + count * columns.overhead_bytes
-        return self._arrow_pieces(target, parts, lane), order, total_bytes
+        parts, order = target.spread(columns) if partition is None else ({partition: columns}, None)
+        total_bytes = columns.size_bytes + len(columns.values) * overhead_bytes(columns)
+        return self._pieces(target, parts, priority), order, total_bytes
 
-    def _arrow_pieces(self, target: Target, parts: dict[int, ArrowColumns], lane: int) -> Iterator[Step]:
-        put = self._accumulator.put
+    def _pieces(self, target: Target, parts: Mapping[int, Columns | ArrowColumns], lane: int) -> Iterator[Step]:
+        buffer = target.buffer
         for number, columns in parts.items():
             most = _most_records(target, number, len(columns.values))
-            for start, stop, _ in cuts(columns.ends, columns.overhead_bytes, self._batch_bytes, most):
-                piece = columns.slice(start, stop)
-                payload = RecordBatch.encode_arrow(
-                    piece.values,
-                    piece.keys,
-                    piece.headers,
-                    timestamps=piece.timestamps,
-                    lane=lane,
-                    compression=self._compression,
-                )
-                stamps, count = piece.stamps(), stop - start
+            for start, stop, size_bytes in cuts(columns.ends, overhead_bytes(columns), self._batch_bytes, most):
+                piece, count = columns.slice(start, stop), stop - start
+                if isinstance(piece, Columns):
+                    add = partial(self._accumulator.extend, buffer, number, lane, *piece[:4], size_bytes)
+                    yield add, Lack(size_bytes, buffer, number, count)
+                else:
+                    payload = self._encoded(piece, lane)
+                    put = partial(self._accumulator.put, buffer, number, lane, payload, count, piece.stamps())
+                    yield put, Lack(len(payload), buffer, number, count)
 
-                def add(
-                    number: int = number, payload: bytes = payload, count: int = count, stamps: Any = stamps
-                ) -> Part | None:
-                    return put(target.buffer, number, lane, payload, count, stamps)
-
-                yield add, Lack(len(payload), target.buffer, number, count)
+    def _encoded(self, piece: ArrowColumns, lane: int) -> bytes:
+        values, keys, headers, timestamps = piece[:4]
+        return RecordBatch.encode_arrow(
+            values, keys, headers, timestamps=timestamps, lane=lane, compression=self._compression
+        )
 
 
 def _most_records(target: Target, number: int, count: int) -> int:
