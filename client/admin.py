@@ -33,7 +33,6 @@ from rayqueue.errors import (
     TopicExistsError,
     TopicNotReadyError,
     UnknownGroupError,
-    UnknownPartitionError,
 )
 from rayqueue.net.interfaces import Routes, ask
 from rayqueue.net.requests import gathered
@@ -359,7 +358,7 @@ class Admin:
         self, topic: str, partition: int, survivor: str | None, unsafe: bool
     ) -> PartitionRecovery:
         info = await self._routes.topic(topic, refresh=True)
-        where = await self._partition_of(info, partition)
+        where = info.partition(partition)
         plan = plan_recovery(info, where, await self._routes.statuses(info), survivor)
         if unsafe:
             call = RecoverPartition(
@@ -373,15 +372,6 @@ class Admin:
             plan = replace(plan, done=await self._ask(call))
             await self._routes.topic(topic, refresh=True)
         return plan
-
-    async def _partition_of(self, info: TopicInfo, partition: int) -> PartitionInfo:
-        if not 0 <= partition < len(info.partitions):
-            raise UnknownPartitionError(
-                f"{info.name} has {len(info.partitions)} partitions; there is no {partition}",
-                topic=info.name,
-                partition=partition,
-            )
-        return info.partitions[partition]
 
     async def plan_rebalance(self) -> RebalancePlan:
         return await rebalancing.make_plan(self._routes)

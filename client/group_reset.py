@@ -31,7 +31,6 @@ from rayqueue.errors import (
     StaleGenerationError,
     TopicError,
     UnknownGroupError,
-    UnknownPartitionError,
     UnknownTopicError,
 )
 from rayqueue.net.interfaces import Routes, ask
@@ -196,8 +195,7 @@ async def _plan(
 ) -> list[_Planned]:
     """``named``: also where the group has no position yet."""
     for number in partitions or ():
-        if not 0 <= number < len(topics[0].partitions):
-            raise UnknownPartitionError(f"there is no {topics[0].name}-{number}", partition=number)
+        topics[0].partition(number)
 
     async def one(topic: TopicInfo, number: int) -> _Planned | None:
         place = TopicPartition(topic.name, number)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from rayqueue.errors import InvalidInputError, TransferFailedError, UnknownPartitionError
+from rayqueue.errors import InvalidInputError, TransferFailedError
 from rayqueue.net.interfaces import Routes, ask
 from rayqueue.protocol.calls import TransferLeader
 from rayqueue.protocol.topics import TopicInfo, TopicPartition, check_name
@@ -24,13 +24,7 @@ async def transfer_leader(routes: Routes, topic: str, partition: int, broker: st
 
 def replica_on(info: TopicInfo, partition: int, broker: str) -> str:
     """The id of the partition's replica on a broker. An error that says where they are, if it has none there."""
-    if not 0 <= partition < len(info.partitions):
-        raise UnknownPartitionError(
-            f"{info.name} has {len(info.partitions)} partitions; there is no {partition}",
-            topic=info.name,
-            partition=partition,
-        )
-    replicas = info.partitions[partition].replicas
+    replicas = info.partition(partition).replicas
     for replica in replicas:
         if replica.broker == broker:
             return replica.node

@@ -12,9 +12,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from rayqueue.config import Settings
-from rayqueue.errors import ClosedError, UnknownPartitionError, UnknownTopicError
+from rayqueue.errors import ClosedError, UnknownTopicError
 from rayqueue.net.directory import ClusterDirectory, ReplicaName
 from rayqueue.net.interfaces import same_topic
+from rayqueue.net.requests import heard
 from rayqueue.net.route import CoordinatorRoute, GroupRoute
 from rayqueue.protocol.calls import CreateTopic, GetTopics, Topics
 from rayqueue.protocol.topics import PartitionInfo, TopicInfo, TopicPartition, TopicSettings, check_name
@@ -59,8 +60,7 @@ class ClusterRoutes:
 
     def _asked(self, key: tuple[str, bool], asking: asyncio.Task[TopicInfo]) -> None:
         self._asking.pop(key, None)
-        if not asking.cancelled():
-            asking.exception()  # those who wait for it have it; there may be none
+        heard(asking)
 
     def cached_topic(self, name: str) -> TopicInfo | None:
         """Without asking anybody."""
@@ -78,14 +78,8 @@ class ClusterRoutes:
         if partition.partition >= len(info.partitions) or info.topic_id < (topic_id or 0):
             info = await self.topic(partition.topic, refresh=True)  # it may have grown, or be a new one
         same_topic(info, topic_id)
-        if not 0 <= partition.partition < len(info.partitions):
-            raise UnknownPartitionError(
-                f"{partition.topic} has {len(info.partitions)} partitions; there is no {partition.partition}",
-                topic=partition.topic,
-                partition=partition.partition,
-            )
+        where = info.partition(partition.partition)
         self._check_open()
-        where = info.partitions[partition.partition]
         nodes = _nodes(where)
         route = self._routes.get(where.group_id)
         if route is None or route.closed or route.nodes != nodes:

@@ -45,6 +45,7 @@ from rayqueue.config import Settings
 from rayqueue.errors import RayQueueError, StaleGenerationError, TopicError, UnknownMemberError, UnknownTopicError
 from rayqueue.net.backoff import Backoff
 from rayqueue.net.interfaces import Routes
+from rayqueue.net.requests import heard
 from rayqueue.protocol.calls import Assignment, Grant, Heartbeat, JoinGroup, LeaveGroup
 from rayqueue.protocol.topics import TopicPartition
 
@@ -230,7 +231,7 @@ class GroupMembership:
             if self.topics != self._asked_topics:
                 await self._ask_for_topics()
             beat = self._loop.create_task(self._heartbeat())
-            beat.add_done_callback(_note)
+            beat.add_done_callback(heard)  # one that is given up may fail all the same
             changed = self._loop.create_task(self._wait_changed())
             try:
                 await asyncio.wait((beat, changed), return_when=asyncio.FIRST_COMPLETED)
@@ -458,9 +459,3 @@ class GroupMembership:
         self._tasks.discard(task)
         if not task.cancelled() and task.exception() is not None:
             _log.error("a task of group %s failed", self.group, exc_info=task.exception())
-
-
-def _note(task: asyncio.Task[Assignment]) -> None:
-    """A heartbeat that was given up may fail all the same; nobody needs to be told of it then."""
-    if not task.cancelled():
-        task.exception()

@@ -23,7 +23,7 @@ from rayqueue.client.consumer.fetcher import Fetcher
 from rayqueue.client.consumer.subscription import ChangeKind, Subscription
 from rayqueue.client.consumer.wanted import Options
 from rayqueue.config import Settings
-from rayqueue.errors import RayQueueError, TopicError, TopicRecreatedError, UnknownPartitionError, UnknownTopicError
+from rayqueue.errors import RayQueueError, TopicError, TopicRecreatedError, UnknownTopicError
 from rayqueue.net.backoff import Backoff
 from rayqueue.net.interfaces import Routes
 from rayqueue.net.requests import in_time
@@ -105,13 +105,8 @@ class ManualPartitions:
         if self._options.partitions is None:
             return [TopicPartition(info.name, each.number) for each in info.partitions]
         wanted = [each for each in self._options.partitions if each.topic == info.name]
-        for partition in wanted:
-            if not 0 <= partition.partition < len(info.partitions):
-                raise UnknownPartitionError(
-                    f"{partition.topic} has partitions 0 to {len(info.partitions) - 1}, not {partition.partition}",
-                    topic=partition.topic,
-                    partition=partition.partition,
-                )
+        for each in wanted:
+            info.partition(each.partition)
         return wanted
 
     def _read(self, partition: TopicPartition, info: TopicInfo, *, start: str | None) -> None:

@@ -15,10 +15,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import socket
-import ssl
 from collections.abc import Awaitable, Callable
-from functools import lru_cache
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from rayqueue.config import Settings
@@ -33,7 +30,7 @@ from rayqueue.errors import (
 )
 from rayqueue.net.endpoint import Endpoint
 from rayqueue.net.requests import in_time
-from rayqueue.net.streams import tls_contexts, tune
+from rayqueue.net.streams import tls_of, tune
 from rayqueue.protocol import hello
 from rayqueue.protocol.calls import Call, decode_answer, encode_call
 from rayqueue.protocol.data import (
@@ -99,7 +96,7 @@ class Channel(asyncio.BufferedProtocol):
         ``ConfigError`` if one side speaks TLS and the other does not.
 
         ``dial`` connects the channel with a transport, instead of TCP."""
-        if endpoint.tls is not None and endpoint.tls != (_tls(settings) is not None):
+        if endpoint.tls is not None and endpoint.tls != (tls_of(settings.transport) is not None):
             raise ConfigError(
                 f"{endpoint} speaks TLS, and this client does not: give it transport.tls_cert_path, tls_key_path and "
                 "tls_ca_path, as the queue has them"
@@ -129,9 +126,9 @@ class Channel(asyncio.BufferedProtocol):
         try:
             tune(sock, settings.transport.peer_timeout_ms, settings.transport.socket_buffer_bytes)
             await self._loop.sock_connect(sock, (host, port))
-            context = _tls(settings)
-            named = host if context is not None else None
-            await self._loop.create_connection(lambda: self, sock=sock, ssl=context, server_hostname=named)
+            tls = tls_of(settings.transport)
+            secured: dict[str, Any] = {} if tls is None else {"ssl": tls.client, "server_hostname": host}
+            await self._loop.create_connection(lambda: self, sock=sock, **secured)
         except BaseException:
             sock.close()
             raise
@@ -177,13 +174,10 @@ class Channel(asyncio.BufferedProtocol):
         else:
             self._on_closed.append(callback)
 
-    def watch(self, on_overdue: Callable[[Channel], None] | None) -> None:
+    def watch(self, on_overdue: Callable[[Channel], None]) -> None:
         """Have this called now and then while some request is not answered though ``client.doubt_ms`` is over."""
         self._on_overdue = on_overdue
-        if on_overdue is None and self._watch is not None:
-            self._watch.cancel()
-            self._watch = None
-        elif on_overdue is not None and self._pending:
+        if self._pending:
             self._look_later()
 
     def retire(self) -> None:
@@ -370,15 +364,3 @@ class Channel(asyncio.BufferedProtocol):
         callbacks, self._on_closed = self._on_closed, []
         for callback in callbacks:
             callback(self)
-
-
-def _tls(settings: Settings) -> ssl.SSLContext | None:
-    transport = settings.transport
-    if transport.tls_cert_path is None or transport.tls_key_path is None:
-        return None
-    return _client_context(transport.tls_cert_path, transport.tls_key_path, transport.tls_ca_path)
-
-
-@lru_cache(maxsize=8)
-def _client_context(cert: Path, key: Path, ca: Path | None) -> ssl.SSLContext:
-    return tls_contexts(cert, key, ca).client

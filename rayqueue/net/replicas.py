@@ -17,6 +17,7 @@ from rayqueue.ids import GroupId, ReplicaId
 from rayqueue.net.channel import Channel
 from rayqueue.net.directory import Directory
 from rayqueue.net.endpoint import Endpoint
+from rayqueue.net.requests import heard
 
 
 class Replicas:
@@ -131,8 +132,7 @@ class Replicas:
     def _opened(self, node: str, task: asyncio.Task[Channel]) -> None:
         if self._opening.get(node) is task:
             del self._opening[node]
-        if not task.cancelled():
-            task.exception()  # those who wait for it have it; there may be none
+        heard(task)
 
     async def _open(self, node: str) -> Channel:
         channel: Channel | None = None

@@ -73,7 +73,7 @@ async def in_time(work: Awaitable[_T], timeout_s: float) -> _T:
     same moment: a loop around it goes on, and whoever waits for its end waits for ever.
     """
     future = asyncio.ensure_future(work)
-    future.add_done_callback(_heard)
+    future.add_done_callback(heard)
     try:
         if not (await asyncio.wait((future,), timeout=timeout_s))[0]:
             future.cancel()
@@ -86,6 +86,7 @@ async def in_time(work: Awaitable[_T], timeout_s: float) -> _T:
     return future.result()
 
 
-def _heard(future: asyncio.Future[Any]) -> None:
+def heard(future: asyncio.Future[Any]) -> None:
+    """Its error is known: whoever waits for it has it, and there may be nobody any more."""
     if not future.cancelled():
-        future.exception()  # whoever waits for it has it; there may be nobody any more
+        future.exception()

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Coroutine, Iterable
-from contextlib import suppress
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable
+from contextlib import aclosing, suppress
 from typing import Any, TypeVar
 
 from rayqueue.config import Settings
@@ -19,7 +19,7 @@ from rayqueue.net.channel import Channel
 from rayqueue.net.directory import Directory
 from rayqueue.net.interfaces import Way
 from rayqueue.net.replicas import Replicas
-from rayqueue.net.requests import in_time, request
+from rayqueue.net.requests import heard, in_time, request
 from rayqueue.protocol.calls import Call, GetStatus, ReplicaStatus
 
 _T = TypeVar("_T")
@@ -157,8 +157,7 @@ class GroupRoute:
 
     def _found(self, search: asyncio.Task[Channel]) -> None:
         self._search = None
-        if not search.cancelled():
-            search.exception()  # those who wait for it have it; there may be none
+        heard(search)
 
     async def _find(self) -> Channel:
         loop, client = asyncio.get_running_loop(), self._settings.client
@@ -184,31 +183,35 @@ class GroupRoute:
         hint, self._hint = self._hint, None
         if hint in nodes:
             nodes = (hint,)
+        async with aclosing(self._leading(nodes)) as leading:
+            async for term, channel in leading:
+                if term >= self.term:
+                    return self._follow(channel, term)
+        return None
+
+    async def _leading(self, nodes: Iterable[str]) -> AsyncGenerator[tuple[int, Channel], None]:
+        """Those of them that say that they lead, as they answer, and in which term."""
         asked = [asyncio.ensure_future(self._ask(node)) for node in nodes]
         try:
             for answer in asyncio.as_completed(asked):
-                status, channel = await answer
-                if status is not None and channel is not None and self._leads(status):
-                    return self._follow(channel, status.term)
+                found = await answer
+                if found is not None and found[0].role == "leader":
+                    yield found[0].term, found[1]
         finally:
             for task in asked:
                 task.cancel()
-        return None
 
-    async def _ask(self, node: str) -> tuple[ReplicaStatus | None, Channel | None]:
+    async def _ask(self, node: str) -> tuple[ReplicaStatus, Channel] | None:
         try:
             return await in_time(self._status(node), _ASK_S)
         except ConfigError:  # ours: nobody will lead for us
             raise
         except (RayQueueError, asyncio.TimeoutError):
-            return None, None
+            return None
 
     async def _status(self, node: str) -> tuple[ReplicaStatus, Channel]:
         channel = await self._replicas.channel(node)
         return await channel.call(GetStatus()), channel
-
-    def _leads(self, status: ReplicaStatus) -> bool:
-        return status.role == "leader" and status.term >= self.term
 
     def _follow(self, channel: Channel, term: int) -> Channel:
         self._check_open()
@@ -246,24 +249,18 @@ class GroupRoute:
 
     def _doubted(self, doubt: asyncio.Task[None]) -> None:
         self._doubt = None
-        if not doubt.cancelled():
-            doubt.exception()
+        heard(doubt)
 
     async def _ask_others(self, doubtful: Channel) -> None:
         others = [node for node in self.nodes if node != doubtful.endpoint.node]
-        asked = [asyncio.ensure_future(self._ask(node)) for node in others]
         try:
-            for answer in asyncio.as_completed(asked):
-                status, channel = await answer
-                if status is None or channel is None or doubtful is not self.leader_channel:
-                    continue
-                if status.role == "leader" and status.term > self.term:
-                    self._follow(channel, status.term)
-                    doubtful.close(f"it did not answer, and {status.node} leads now")
-                    return
+            async with aclosing(self._leading(others)) as leading:
+                async for term, channel in leading:
+                    if term > self.term and doubtful is self.leader_channel:
+                        self._follow(channel, term)
+                        doubtful.close(f"it did not answer, and {channel.endpoint.node} leads now")
+                        return
         finally:
-            for task in asked:
-                task.cancel()
             if self.leader_channel is not None:
                 self._replicas.keep_only(self.leader_channel)
 

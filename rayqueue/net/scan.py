@@ -35,7 +35,7 @@ from rayqueue.errors import (
 )
 from rayqueue.net.backoff import Retry
 from rayqueue.net.interfaces import Route, Routes
-from rayqueue.net.requests import request
+from rayqueue.net.requests import heard, request
 from rayqueue.protocol.data import ANY_LANE, READ_FOLLOWER, Cursor, FetchAnswer, FetchedBatch, FetchRequest
 from rayqueue.protocol.topics import TopicPartition
 from rayqueue.records import BatchHeader
@@ -139,7 +139,7 @@ class Scan:
         try:
             while found := await ahead:
                 ahead = loop.create_task(self.next())
-                ahead.add_done_callback(_heard)
+                ahead.add_done_callback(heard)
                 for batch in found:
                     yield batch
         finally:
@@ -242,8 +242,3 @@ def unreadable(
         offset=start,
         end=end,
     )
-
-
-def _heard(ahead: asyncio.Task[list[FetchedBatch]]) -> None:
-    if not ahead.cancelled():
-        ahead.exception()  # whoever asks for more has it; there may be nobody

@@ -14,9 +14,12 @@ import socket
 import ssl
 from collections import deque
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import islice
 from pathlib import Path
 from typing import TypeAlias
+
+from rayqueue.config import TransportSettings
 
 Buffer: TypeAlias = bytes | memoryview
 Address: TypeAlias = tuple[str, int]
@@ -33,6 +36,14 @@ class TlsContexts:
     server: ssl.SSLContext
 
 
+def tls_of(settings: TransportSettings) -> TlsContexts | None:
+    """As the settings say; None: without TLS."""
+    if settings.tls_cert_path is None or settings.tls_key_path is None:
+        return None
+    return tls_contexts(settings.tls_cert_path, settings.tls_key_path, settings.tls_ca_path)
+
+
+@lru_cache(maxsize=8)
 def tls_contexts(cert: str | Path, key: str | Path, ca: str | Path | None = None) -> TlsContexts:
     """Contexts from PEM files. With ``ca`` both sides must show a certificate it signed; without, TLS only encrypts,
     and the handshake, which is bound to the TLS session, is what authenticates.

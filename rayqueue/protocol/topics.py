@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, get_args, get_type_hints
 
 import msgspec
 
-from rayqueue.errors import InvalidInputError
+from rayqueue.errors import InvalidInputError, UnknownPartitionError
 
 MAX_PARTITIONS = 10_000
 MAX_REPLICATION = 7
@@ -262,6 +262,16 @@ class TopicInfo(msgspec.Struct, frozen=True, array_like=True):
     partitions: tuple[PartitionInfo, ...]
     version: int = 0
     """Of the settings: how often they were altered."""
+
+    def partition(self, number: int) -> PartitionInfo:
+        """``UnknownPartitionError`` if there is none of this number."""
+        if not 0 <= number < len(self.partitions):
+            raise UnknownPartitionError(
+                f"{self.name} has {len(self.partitions)} partitions; there is no {number}",
+                topic=self.name,
+                partition=number,
+            )
+        return self.partitions[number]
 
 
 class TopicPartition(msgspec.Struct, frozen=True, array_like=True, order=True):

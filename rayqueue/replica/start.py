@@ -16,12 +16,13 @@ from rayqueue.errors import StoreAbandonedError
 from rayqueue.ids import GroupId, ReplicaId
 from rayqueue.log.lmdb_store import LmdbOptions, LmdbStore
 from rayqueue.log.store import Schema
+from rayqueue.net.streams import tls_of
 from rayqueue.partition import Partition, PartitionSettings
 from rayqueue.partition.tables import PARTITION
 from rayqueue.raft.engine import RaftEngine
 from rayqueue.raft.recovery import members_of, stand_alone, wire_name
 from rayqueue.raft.replica_set import ReplicaSet
-from rayqueue.raft.tcp import TcpTransport, TlsContexts, tls_contexts
+from rayqueue.raft.tcp import TcpTransport
 from rayqueue.replica.answers import Deliver, call_each
 from rayqueue.replica.partition_service import PartitionService
 from rayqueue.replica.replica import Replica
@@ -96,7 +97,7 @@ def open_replica(
             secret,
             host,
             settings=settings.transport,
-            tls=_tls(settings),
+            tls=tls_of(settings.transport),
         )
     except BaseException:
         store.close()
@@ -127,10 +128,3 @@ def _lmdb_options(settings: Settings) -> LmdbOptions:
         map_step_bytes=log.map_growth_bytes,
         reserve_bytes=log.reserve_bytes,
     )
-
-
-def _tls(settings: Settings) -> TlsContexts | None:
-    transport = settings.transport
-    if transport.tls_cert_path is None or transport.tls_key_path is None:
-        return None
-    return tls_contexts(transport.tls_cert_path, transport.tls_key_path, transport.tls_ca_path)
