@@ -39,7 +39,7 @@ export function took(look: Overview): void {
   for (const group of look.groups) {
     names.add(`lag/${group.group}`);
     history.of(`lag/${group.group}`).add(look.now_ms, group.lag);
-    lag += group.lag;
+    lag += group.lag ?? 0;
   }
   history.of("lag").add(look.now_ms, lag);
   history.keep(names);

@@ -104,7 +104,7 @@ function* repairs({ cluster }: Overview): Generator<Problem> {
 
 function* groups({ groups }: Overview): Generator<Problem> {
   for (const group of groups) {
-    if (group.members > 0 || group.lag === 0) continue;
+    if (group.members > 0 || !group.lag) continue;
     const what = `Group ${group.group} has no members and ${plural(group.lag, "record")} to read`;
     const link = `#/groups/${encodeURIComponent(group.group)}`;
     yield { severity: "note", what, why: "Nobody reads for it now. Its positions are kept.", link };

@@ -68,6 +68,8 @@ export interface PartitionLag {
 
 export interface GroupDetail extends GroupSummary {
   lag: number;
+  /** Growth per second over the last minute in which somebody looked; null: it cannot be said yet. */
+  lag_trend_per_s?: number | null;
   partitions: PartitionLag[];
 }
 
@@ -124,7 +126,15 @@ export interface Overview {
   version: string;
   cluster: ClusterInfo;
   topics: { name: string; kind: string; partitions: Partition[] }[];
-  groups: { group: string; state: string; members: number; lag: number; topics: string[] }[];
+  groups: {
+    group: string;
+    state: string;
+    members: number;
+    /** null: not known now. */
+    lag: number | null;
+    lag_trend_per_s?: number | null;
+    topics: string[];
+  }[];
 }
 
 export interface RecordOut {
@@ -150,10 +160,12 @@ export interface Published {
 export interface QueueSizes {
   queue: string;
   partitions: number;
-  ready: number;
-  leased: number;
-  delayed: number;
-  dead: number;
+  /** null: its partitions do not answer; `problem` says why. */
+  ready: number | null;
+  leased: number | null;
+  delayed: number | null;
+  dead: number | null;
+  problem?: string | null;
   oldest_ready_ms?: number | null;
 }
 

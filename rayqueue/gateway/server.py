@@ -25,6 +25,7 @@ from rayqueue.gateway.audit import Audit
 from rayqueue.gateway.keys import KeyStore, KeyWatch
 from rayqueue.gateway.limits import Limits
 from rayqueue.gateway.operations import Operations
+from rayqueue.gateway.overview import Looking
 from rayqueue.gateway.queues import Queues
 from rayqueue.gateway.requests import Requests
 from rayqueue.gateway.rest.connections import protocol_of
@@ -86,6 +87,7 @@ class Gateway:
             now_ms=lambda: int(time.time() * 1000),
             again=self.keys.again,
         )
+        self.looking = Looking(rq, settings)
         self.queues = Queues(rq, self.gateway_id, self.operations, self.audit)
         self._http: uvicorn.Server | None = None
         self._serving: asyncio.Task[None] | None = None

@@ -109,6 +109,8 @@ def test_a_person_makes_a_topic_publishes_watches_lag_resets_a_group_and_sees_a_
     _publishes(person)
     _watches_lag(person, rq, elsewhere)
     _resets_the_group(person, rq, elsewhere)
+    _redrives_a_dead_letter(person, rq, elsewhere)
+    _looks_at_settings(person, rest_port)
     _sees_a_leader_change(person, rq, elsewhere)
 
     page.goto(f"{told['rest']}/console/#/")
@@ -197,6 +199,70 @@ def _resets_the_group(person: Person, rq: rayqueue.RayQueue, elsewhere: Callable
     person.page.get_by_role("dialog").get_by_role("button", name="Close", exact=True).last.click()
     expect(person.tile("To read")).to_have_text("401")
     assert elsewhere(lambda: rq.group("billing").lag) == 401
+
+
+def _redrives_a_dead_letter(
+    person: Person, rq: rayqueue.RayQueue, elsewhere: Callable[[Callable[[], Any]], Any]
+) -> None:
+    page = person.page
+    emails = elsewhere(lambda: rq.queue("emails", model="json", max_deliveries=1, partitions=2))
+    elsewhere(lambda: _fails(emails))
+    page.keyboard.press("g")
+    page.keyboard.press("q")
+    row = page.get_by_role("table", name="Queues").get_by_role("row").nth(1)
+    expect(row).to_contain_text("emails")
+    person.picture("queues")
+    row.get_by_role("link", name="emails").click()
+    expect(person.tile("Dead letters")).to_have_text("2")
+    expect(person.tile("Ready")).to_have_text("3")
+    table = page.get_by_role("table", name="Dead letters")
+    line = table.get_by_role("row").filter(has_text="bob@example.com")
+    expect(line).to_contain_text("no such mailbox")
+    person.picture("queue")
+    line.get_by_role("button").click()
+    expect(page.get_by_role("dialog")).to_contain_text("reject")
+    person.picture("dead-letter")
+    page.keyboard.press("Escape")
+    line.get_by_role("checkbox").check()
+    person.button("Redrive 1 job").click()
+    expect(page.get_by_text("1 job sent back to work.")).to_be_visible()
+    expect(person.tile("Dead letters")).to_have_text("1")
+    expect(person.tile("Ready")).to_have_text("4")
+    assert elsewhere(lambda: sorted(_worked(emails))) == ["ann", "bob", "cy", "eve"]  # for real
+    person.button("Purge all…").click()
+    person.button("Throw away").click()
+    expect(page.get_by_text("1 job thrown away.")).to_be_visible()
+    assert elsewhere(emails.dead.count) == 0
+    elsewhere(emails.close)
+
+
+def _fails(queue: Any) -> None:
+    queue.put_many([{"to": f"{name}@example.com"} for name in ("bob", "dan")])
+    left = 2
+    while left:
+        for job in queue.get(2):
+            job.reject("no such mailbox", traceback="Traceback (most recent call last):\n  MailboxError: no such mailbox")
+            left -= 1
+    queue.put_many([{"to": f"{name}@example.com"} for name in ("ann", "cy", "eve")])
+
+
+def _worked(queue: Any) -> list[str]:
+    done: list[str] = []
+    queue.work(lambda job: done.append(job.value["to"].partition("@")[0]), idle_ms=500)
+    return done
+
+
+def _looks_at_settings(person: Person, rest_port: int) -> None:
+    page = person.page
+    page.keyboard.press("g")
+    page.keyboard.press("s")
+    row = page.get_by_role("row").filter(has_text="gateway.rest_port")
+    expect(row).to_contain_text(str(rest_port))
+    expect(row).to_contain_text("argument")
+    person.picture("settings")
+    page.keyboard.press("g")
+    page.keyboard.press("g")
+    page.get_by_role("link", name="billing").click()
 
 
 def _sees_a_leader_change(person: Person, rq: rayqueue.RayQueue, elsewhere: Callable[[Callable[[], Any]], Any]) -> None:

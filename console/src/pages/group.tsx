@@ -110,7 +110,7 @@ export function GroupPage({ name: group }: { name: string }) {
         <div class="tile">
           <div class="label">Trend</div>
           <div class="value">
-            <Trend series={lag} />
+            <Trend series={lag} told={detail.lag_trend_per_s} />
           </div>
           <div class="note">records to read, last 30 s</div>
         </div>

@@ -10,9 +10,9 @@ import { Spark } from "../parts/chart";
 import { Table } from "../parts/table";
 import { to } from "../router";
 
-/** Whether a lag grows, by how much per second. */
-export function Trend({ series }: { series: Series }) {
-  const slope = series.trend();
+/** Whether a lag grows, by how much per second: as this page has seen it, or until then as the gateway tells it. */
+export function Trend({ series, told }: { series: Series; told?: number | null | undefined }) {
+  const slope = series.trend() ?? told ?? null;
   if (slope === null) return <span class="soft">–</span>;
   const last = series.last ?? 0;
   if (Math.abs(slope) < Math.max(0.5, last * 0.001)) return <span class="soft">steady</span>;
@@ -66,8 +66,12 @@ export function GroupsPage() {
               { name: "Topics", cell: (each) => each.topics.join(", ") || "–", grow: true },
               { name: "Members", cell: (each) => count(each.members), by: (each) => each.members, number: true },
               { name: "Last minutes", cell: (each) => <Spark series={history.of(`lag/${each.group}`)} /> },
-              { name: "Trend", cell: (each) => <Trend series={history.of(`lag/${each.group}`)} />, number: true },
-              { name: "To read", cell: (each) => count(each.lag), by: (each) => each.lag, number: true },
+              {
+                name: "Trend",
+                cell: (each) => <Trend series={history.of(`lag/${each.group}`)} told={each.lag_trend_per_s} />,
+                number: true,
+              },
+              { name: "To read", cell: (each) => count(each.lag), by: (each) => each.lag ?? -1, number: true },
             ]}
           />
         )}

@@ -17,7 +17,7 @@ export function OverviewPage() {
   const all = look.topics.flatMap((topic) => topic.partitions);
   const led = all.filter((each) => each.leader !== null).length;
   const coming = history.of("in");
-  const lag = look.groups.reduce((sum, group) => sum + group.lag, 0);
+  const lag = look.groups.reduce((sum, group) => sum + (group.lag ?? 0), 0);
   return (
     <Page title="Overview">
       <div class="tiles">
@@ -149,7 +149,7 @@ function Busiest({ look }: { look: Overview }) {
 }
 
 function Lagging({ look }: { look: Overview }) {
-  const rows = [...look.groups].sort((a, b) => b.lag - a.lag).slice(0, 6);
+  const rows = [...look.groups].sort((a, b) => (b.lag ?? 0) - (a.lag ?? 0)).slice(0, 6);
   return (
     <Card title="Groups furthest behind" aside={<a href="#/groups">all groups</a>} flush>
       {rows.length === 0 ? (
@@ -163,7 +163,11 @@ function Lagging({ look }: { look: Overview }) {
             { name: "Group", cell: (each) => <a href={to("groups", each.group)}>{each.group}</a>, grow: true },
             { name: "Last minutes", cell: (each) => <Spark series={history.of(`lag/${each.group}`)} /> },
             { name: "To read", cell: (each) => count(each.lag), number: true },
-            { name: "Trend", cell: (each) => <Trend series={history.of(`lag/${each.group}`)} />, number: true },
+            {
+              name: "Trend",
+              cell: (each) => <Trend series={history.of(`lag/${each.group}`)} told={each.lag_trend_per_s} />,
+              number: true,
+            },
           ]}
         />
       )}

@@ -41,8 +41,8 @@ export function QueuesPage() {
         <Card flush>
           {data.queues.length === 0 ? (
             <Empty title="There are no work queues yet">
-              A queue hands each job to one worker, until it is acknowledged. <code>rayqueue queues create</code> makes
-              one.
+              A queue hands each job to one worker, until it is acknowledged. <code>POST /v1/queues</code> and{" "}
+              <code>rq.queue(name)</code> make one.
             </Empty>
           ) : (
             <Table
@@ -53,7 +53,12 @@ export function QueuesPage() {
               columns={[
                 {
                   name: "Queue",
-                  cell: (each) => <a href={to("queues", each.queue)}>{each.queue}</a>,
+                  cell: (each) => (
+                    <>
+                      <a href={to("queues", each.queue)}>{each.queue}</a>
+                      {each.problem && <p class="soft">{each.problem}</p>}
+                    </>
+                  ),
                   by: (each) => each.queue,
                   grow: true,
                 },
@@ -63,13 +68,18 @@ export function QueuesPage() {
                   by: (each) => each.partitions,
                   number: true,
                 },
-                { name: "Ready", cell: (each) => count(each.ready), by: (each) => each.ready, number: true },
-                { name: "Leased", cell: (each) => count(each.leased), by: (each) => each.leased, number: true },
-                { name: "Delayed", cell: (each) => count(each.delayed), by: (each) => each.delayed, number: true },
+                { name: "Ready", cell: (each) => count(each.ready), by: (each) => each.ready ?? -1, number: true },
+                { name: "Leased", cell: (each) => count(each.leased), by: (each) => each.leased ?? -1, number: true },
+                {
+                  name: "Delayed",
+                  cell: (each) => count(each.delayed),
+                  by: (each) => each.delayed ?? -1,
+                  number: true,
+                },
                 {
                   name: "Dead",
-                  cell: (each) => (each.dead > 0 ? <Badge tone="warning">{count(each.dead)}</Badge> : "0"),
-                  by: (each) => each.dead,
+                  cell: (each) => (each.dead ? <Badge tone="warning">{count(each.dead)}</Badge> : count(each.dead)),
+                  by: (each) => each.dead ?? -1,
                   number: true,
                 },
               ]}
@@ -110,12 +120,12 @@ export function QueuePage({ name }: { name: string }) {
         />
         <Tile label="Leased" value={count(data.leased)} note="being worked on" />
         <Tile label="Delayed" value={count(data.delayed)} note="waiting for their time" />
-        <Tile label="Dead letters" value={count(data.dead)} note="given up" tone={data.dead > 0 ? "warning" : "good"} />
+        <Tile label="Dead letters" value={count(data.dead)} note="given up" tone={data.dead ? "warning" : "good"} />
       </div>
       {dead.data ? (
         <DeadLetters
           queue={name}
-          total={data.dead}
+          total={data.dead ?? 0}
           jobs={dead.data.jobs}
           changed={() => {
             dead.again();

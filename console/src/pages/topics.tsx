@@ -22,7 +22,9 @@ const size = (topic: Topic): number => topic.partitions.reduce((sum, each) => su
 function backlog(look: Overview, topic: Topic): number {
   return Math.max(
     0,
-    ...look.groups.filter((each) => each.topics.length === 1 && each.topics[0] === topic.name).map((each) => each.lag),
+    ...look.groups
+      .filter((each) => each.topics.length === 1 && each.topics[0] === topic.name)
+      .map((each) => each.lag ?? 0),
   );
 }
 
@@ -73,7 +75,19 @@ export function TopicsPage() {
             columns={[
               {
                 name: "Topic",
-                cell: (each) => <a href={to("topics", each.name)}>{each.name}</a>,
+                cell: (each) => (
+                  <>
+                    <a href={to("topics", each.name)}>{each.name}</a>
+                    {each.kind === "queue" && (
+                      <>
+                        {" "}
+                        <a href={to("queues", each.name)}>
+                          <Badge tone="note">queue</Badge>
+                        </a>
+                      </>
+                    )}
+                  </>
+                ),
                 by: (each) => each.name,
                 grow: true,
               },

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from rayqueue import __version__
+from rayqueue.config import descriptions
 from rayqueue.errors import InvalidInputError, NotLeaderError
 from rayqueue.gateway.operations import Columns, Operations
 from rayqueue.gateway.principals import Caller
@@ -268,8 +269,12 @@ async def list_groups(call: Call) -> Any:
 
 
 async def describe_group(call: Call) -> Any:
-    found = await call.operations.group(call.caller, call.params.group)
-    return msgspec.convert(found, m.GroupDetail, from_attributes=True)
+    found, oldest, trend_per_s = await call.gateway.looking.group(call.caller, call.params.group)
+    told = msgspec.convert(found, m.GroupDetail, from_attributes=True)
+    told.lag_trend_per_s = trend_per_s
+    for each, at_ms in zip(told.partitions, oldest, strict=True):
+        each.oldest_unread_ms = at_ms
+    return told
 
 
 async def delete_group(call: Call) -> Any:
@@ -293,6 +298,45 @@ async def reset_group(call: Call) -> Any:
 
 async def cluster(call: Call) -> Any:
     return msgspec.convert(await call.operations.cluster(call.caller), m.ClusterOut, from_attributes=True)
+
+
+async def overview(call: Call) -> Any:
+    look = await call.gateway.looking.look(call.caller)
+    return m.OverviewOut(
+        look.now_ms,
+        call.gateway.gateway_id,
+        __version__,
+        msgspec.convert(look.cluster, m.ClusterOut, from_attributes=True),
+        [
+            m.TopicLook(
+                each.name,
+                "queue" if each.settings.queue else "log",
+                [msgspec.convert(part, m.PartitionOut, from_attributes=True) for part in each.partitions],
+            )
+            for each in look.topics
+        ],
+        [
+            m.GroupLookOut(
+                each.info.group,
+                each.info.state,
+                len(each.info.members),
+                each.lag,
+                each.trend_per_s,
+                list(each.topics),
+            )
+            for each in look.groups
+        ],
+    )
+
+
+async def settings(call: Call) -> Any:
+    meaning = descriptions()
+    return m.SettingList(
+        [
+            m.SettingOut(each.key, "none" if each.value is None else str(each.value), each.source, meaning[each.key])
+            for each in call.gateway.looking.settings(call.caller)
+        ]
+    )
 
 
 # -- FalconQ's five -----------------------------------------------------------------------------------

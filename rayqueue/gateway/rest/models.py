@@ -283,11 +283,15 @@ class PartitionLagOut(Struct):
     committed: dict[int, int]
     lag: int
     pinned: bool
+    oldest_unread_ms: int | None = None
+    """When the first record was written that is not read. None: all is, or it is not known now."""
 
 
 class GroupDetail(GroupOut):
     lag: int
     partitions: list[PartitionLagOut]
+    lag_trend_per_s: float | None = None
+    """How fast the lag grows, over the last minute in which somebody looked."""
 
 
 class MovedOut(Struct):
@@ -344,6 +348,45 @@ class ClusterOut(Struct):
     brokers: list[BrokerOut]
     moves: list[MoveOut]
     lost: list[LostOut]
+
+
+class TopicLook(Struct):
+    name: str
+    kind: Literal["log", "queue"]
+    partitions: list[PartitionOut]
+
+
+class GroupLookOut(Struct):
+    group: str
+    state: str
+    members: int
+    lag: int | None
+    """None: not known now."""
+    lag_trend_per_s: float | None
+    topics: list[str]
+
+
+class OverviewOut(Struct):
+    """Everything that the caller may see, as of ``now_ms``."""
+
+    now_ms: int
+    gateway: str
+    version: str
+    cluster: ClusterOut
+    topics: list[TopicLook]
+    groups: list[GroupLookOut]
+
+
+class SettingOut(Struct):
+    key: str
+    value: str
+    source: str
+    """default, argument, a variable's name or a file's path."""
+    description: str
+
+
+class SettingList(Struct):
+    settings: list[SettingOut]
 
 
 class Health(Struct):

@@ -193,6 +193,22 @@ ROUTES: tuple[Route, ...] = (
         "Brokers, the coordinator, and replicas that are being moved or are lost",
         answer=m.ClusterOut,
     ),
+    Route(
+        "GET",
+        "/v1/overview",
+        h.overview,
+        "cluster",
+        "Cluster, topics and groups in one answer, for pages that show them live",
+        answer=m.OverviewOut,
+    ),
+    Route(
+        "GET",
+        "/v1/settings",
+        h.settings,
+        "cluster",
+        "Settings of the gateway's process, and where each is from; secrets are masked",
+        answer=m.SettingList,
+    ),
     *QUEUE_ROUTES,
     Route(
         "POST",
