@@ -238,8 +238,8 @@ function DeadLetters(props: { queue: string; total: number; jobs: DeadJob[]; cha
             {open.reason || "no reason was given"}
           </p>
           <Value record={open} headers={open.headers} />
-          {open.history?.map((each) => (
-            <details key={`${each.time_ms} ${each.kind}`}>
+          {open.history?.map((each, number, all) => (
+            <details key={`${each.time_ms} ${each.kind}`} open={number === all.length - 1}>
               <summary>
                 {time(each.time_ms)} · {each.kind} · {each.worker} · {each.reason}
               </summary>

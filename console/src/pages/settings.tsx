@@ -44,7 +44,7 @@ export function SettingsPage() {
               sorted={["Setting", "up"]}
               columns={[
                 { name: "Setting", cell: (each) => <code>{each.key}</code>, by: (each) => each.key },
-                { name: "Value", cell: (each) => <code>{each.value}</code>, number: true },
+                { name: "Value", cell: (each) => <code class="folded">{each.value}</code>, number: true },
                 {
                   name: "Source",
                   cell: (each) =>
@@ -55,7 +55,11 @@ export function SettingsPage() {
                     ),
                   by: (each) => each.source,
                 },
-                { name: "Meaning", cell: (each) => <span class="soft">{each.description ?? ""}</span>, grow: true },
+                {
+                  name: "Meaning",
+                  cell: (each) => <span class="soft folded">{each.description ?? ""}</span>,
+                  grow: true,
+                },
               ]}
             />
           )}
