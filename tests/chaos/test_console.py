@@ -241,7 +241,7 @@ def _fails(queue: Any) -> None:
     left = 2
     while left:
         for job in queue.get(2):
-            job.reject("no such mailbox", traceback="Traceback (most recent call last):\n  MailboxError: no such mailbox")
+            job.reject("no such mailbox", traceback="Traceback (most recent call last):\n  MailboxError: dan, bob")
             left -= 1
     queue.put_many([{"to": f"{name}@example.com"} for name in ("ann", "cy", "eve")])
 
