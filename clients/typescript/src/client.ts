@@ -3,10 +3,13 @@
 import { type Client, createClient, type Interceptor } from "@connectrpc/connect";
 import { createGrpcTransport, Http2SessionManager } from "@connectrpc/connect-node";
 
+import { retried } from "./backoff.js";
 import { RayQueueError } from "./errors.js";
 import { AdminService } from "./gen/rayqueue/v1/admin_pb.js";
+import { QueueService } from "./gen/rayqueue/v1/queues_pb.js";
 import { RecordService } from "./gen/rayqueue/v1/records_pb.js";
 import { Producer } from "./producer.js";
+import { WorkQueue } from "./queue.js";
 import { type NewRecord, QueueRecord, toWire, type Written } from "./records.js";
 import { type ReceivedRecord, type SubscribeOptions, subscription } from "./subscription.js";
 
@@ -31,6 +34,23 @@ export interface TopicSettings {
   maxBacklogRecords?: number;
 }
 
+export interface QueueSettings {
+  partitions?: number;
+  replication?: number;
+  lanes?: number;
+  leaseMs?: number;
+  maxLeaseMs?: number;
+  maxDeliveries?: number;
+  retryBackoffMs?: number;
+  retryBackoffMaxMs?: number;
+  dedupeWindowMs?: number;
+  maxRecordBytes?: number;
+  maxBacklogRecords?: number;
+  deadLetter?: boolean;
+  orderedByKey?: boolean;
+  fairByKey?: boolean;
+}
+
 export interface AppendOptions {
   /** A name for this call. Repeated with the same one, nothing is written twice; so it is repeated, until `timeoutMs`. */
   idempotencyKey?: string;
@@ -41,6 +61,7 @@ export class RayQueue {
   /** Everything that the gateway can tell and do about topics, groups and the cluster, as it is generated. */
   readonly admin: Client<typeof AdminService>;
   readonly #records: Client<typeof RecordService>;
+  readonly #queues: Client<typeof QueueService>;
   readonly #session: Http2SessionManager;
   readonly #timeoutMs: number;
 
@@ -59,18 +80,13 @@ export class RayQueue {
     });
     this.admin = createClient(AdminService, transport);
     this.#records = createClient(RecordService, transport);
+    this.#queues = createClient(QueueService, transport);
   }
 
   /** Made, with a leader for every partition, when this resolves. */
   async createTopic(name: string, settings: TopicSettings = {}, options: { ifMissing?: boolean } = {}): Promise<void> {
-    const given = Object.entries(settings).filter(([, value]) => value !== undefined);
-    const wire = Object.fromEntries(given.map(([field, value]) => [field, BigInt(value)]));
-    await this.#call(
-      this.admin.createTopic(
-        { name, settings: wire, ifMissing: options.ifMissing ?? false },
-        { timeoutMs: this.#timeoutMs },
-      ),
-    );
+    const request = { name, settings: toWireSettings(settings), ifMissing: options.ifMissing ?? false };
+    await this.#call(this.admin.createTopic(request, { timeoutMs: this.#timeoutMs }));
   }
 
   async deleteTopic(name: string): Promise<void> {
@@ -80,24 +96,30 @@ export class RayQueue {
   /** Writes records together; resolves once all are on the disks of a majority, in the order given. */
   async append(topic: string, records: NewRecord[], options: AppendOptions = {}): Promise<Written[]> {
     const request = { topic, records: records.map(toWire), idempotencyKey: options.idempotencyKey ?? "" };
-    const deadline = Date.now() + (options.timeoutMs ?? this.#timeoutMs);
-    for (let attempt = 0; ; attempt += 1) {
-      try {
-        const answer = await this.#call(
-          this.#records.append(request, { timeoutMs: Math.max(1, deadline - Date.now()) }),
-        );
-        return answer.records.map((each) => ({
-          partition: each.partition,
-          offset: each.offset,
-          timestampMs: Number(each.timestampMs),
-        }));
-      } catch (error) {
-        const pause_ms = Math.min(2000, 100 * 2 ** attempt) * (0.5 + Math.random() / 2);
-        const mayRepeat = options.idempotencyKey !== undefined && error instanceof RayQueueError && error.retriable;
-        if (!mayRepeat || Date.now() + pause_ms >= deadline) throw error;
-        await new Promise((resolve) => setTimeout(resolve, pause_ms));
-      }
-    }
+    const mayRepeat = options.idempotencyKey !== undefined;
+    const answer = await retried(options.timeoutMs ?? this.#timeoutMs, mayRepeat, (timeoutMs) =>
+      this.#records.append(request, { timeoutMs }),
+    );
+    return answer.records.map((each) => ({
+      partition: each.partition,
+      offset: each.offset,
+      timestampMs: Number(each.timestampMs),
+    }));
+  }
+
+  /** Made, with a leader for every partition, when this resolves. */
+  async createQueue(name: string, settings: QueueSettings = {}, options: { ifMissing?: boolean } = {}): Promise<void> {
+    const request = { name, settings: toWireSettings(settings), ifMissing: options.ifMissing ?? false };
+    await this.#call(this.#queues.createQueue(request, { timeoutMs: this.#timeoutMs }));
+  }
+
+  async deleteQueue(name: string): Promise<void> {
+    await this.#call(this.#queues.deleteQueue({ queue: name }, { timeoutMs: this.#timeoutMs }));
+  }
+
+  /** A work queue that is there. */
+  queue(name: string): WorkQueue {
+    return new WorkQueue(this.#queues, name, this.#timeoutMs);
   }
 
   /** For many records: one stream, in batches. Close it, or use `await using`. */
@@ -146,4 +168,12 @@ export class RayQueue {
       throw RayQueueError.of(error);
     }
   }
+}
+
+function toWireSettings(settings: object): Record<string, bigint | boolean> {
+  const given = Object.entries(settings as Record<string, number | boolean | undefined>);
+  const made: Record<string, bigint | boolean> = {};
+  for (const [name, value] of given)
+    if (value !== undefined) made[name] = typeof value === "boolean" ? value : BigInt(value);
+  return made;
 }

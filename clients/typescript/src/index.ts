@@ -1,5 +1,21 @@
-export { type AppendOptions, RayQueue, type RayQueueOptions, type TopicSettings } from "./client.js";
+export {
+  type AppendOptions,
+  RayQueue,
+  type QueueSettings,
+  type RayQueueOptions,
+  type TopicSettings,
+} from "./client.js";
 export { RayQueueError } from "./errors.js";
 export { Producer } from "./producer.js";
-export { type Bytes, type NewRecord, QueueRecord, type Written } from "./records.js";
+export {
+  DeadJob,
+  type Failure,
+  Job,
+  type JobsOptions,
+  type NewJob,
+  type PutJob,
+  type QueueSize,
+  WorkQueue,
+} from "./queue.js";
+export { type Bytes, type NewContents, type NewRecord, QueueRecord, type Written } from "./records.js";
 export type { ReceivedRecord, SubscribeOptions } from "./subscription.js";

@@ -10,14 +10,17 @@ import {
 
 export type Bytes = Uint8Array | string;
 
-/** A record to be written. Texts are stored as UTF-8. Of `value` and `json` one; none: a record without a value. */
-export interface NewRecord {
+/** What is written. Texts are stored as UTF-8. Of `value` and `json` one; none: it has no value. */
+export interface NewContents {
   value?: Bytes | null;
   /** Anything that JSON can say. */
   json?: unknown;
-  /** Records of one key keep their order. */
   key?: Bytes | null;
   headers?: globalThis.Record<string, Bytes>;
+}
+
+/** A record to be written. Those of one key keep their order. */
+export interface NewRecord extends NewContents {
   /** A lane of the topic: the highest is read first. */
   priority?: number;
   partition?: number;
@@ -50,24 +53,14 @@ export function toWire(record: NewRecord): WireNewRecord {
   return made;
 }
 
-/** A record that was read. */
-export class QueueRecord {
-  readonly topic: string;
-  readonly partition: number;
-  readonly offset: bigint;
-  readonly lane: number;
-  readonly timestampMs: number;
+/** Value, key and headers of what was read. */
+export class Contents {
   readonly value: Uint8Array | null;
   readonly key: Uint8Array | null;
   /** In their order; a name may be there twice. */
   readonly headers: readonly (readonly [name: string, value: Uint8Array])[];
 
-  constructor(wire: WireRecord) {
-    this.topic = wire.topic;
-    this.partition = wire.partition;
-    this.offset = wire.offset;
-    this.lane = wire.lane;
-    this.timestampMs = Number(wire.timestampMs);
+  constructor(wire: Pick<WireRecord, "value" | "key" | "headers">) {
     this.value = wire.value ?? null;
     this.key = wire.key ?? null;
     this.headers = wire.headers.map((each) => [each.name, each.value] as const);
@@ -85,5 +78,23 @@ export class QueueRecord {
 
   keyText(): string | null {
     return this.key === null ? null : decoder.decode(this.key);
+  }
+}
+
+/** A record that was read. */
+export class QueueRecord extends Contents {
+  readonly topic: string;
+  readonly partition: number;
+  readonly offset: bigint;
+  readonly lane: number;
+  readonly timestampMs: number;
+
+  constructor(wire: WireRecord) {
+    super(wire);
+    this.topic = wire.topic;
+    this.partition = wire.partition;
+    this.offset = wire.offset;
+    this.lane = wire.lane;
+    this.timestampMs = Number(wire.timestampMs);
   }
 }

@@ -6,6 +6,7 @@
 import { create, type MessageInitShape } from "@bufbuild/protobuf";
 import type { Client } from "@connectrpc/connect";
 
+import { backoffMs } from "./backoff.js";
 import { RayQueueError } from "./errors.js";
 import type { Record as WireRecord } from "./gen/rayqueue/v1/common_pb.js";
 import { type RecordService, type SubscribeRequest, SubscribeRequestSchema } from "./gen/rayqueue/v1/records_pb.js";
@@ -47,8 +48,6 @@ interface Acks {
   reject: (error: unknown) => void;
   done: Promise<void>;
 }
-
-const BACKOFF_MS = [100, 200, 500, 1000, 2000, 5000];
 
 /** One life of the stream: one session of the group. */
 class Stream {
@@ -217,8 +216,6 @@ export async function* subscription(
       if (over === "ended") return;
       throw over;
     }
-    const pause_ms = BACKOFF_MS[Math.min(failures, BACKOFF_MS.length - 1)] ?? 5000;
-    failures += 1;
-    await new Promise((resolve) => setTimeout(resolve, pause_ms * (0.5 + Math.random() / 2)));
+    await new Promise((resolve) => setTimeout(resolve, backoffMs(failures++)));
   }
 }
