@@ -37,7 +37,7 @@ import shutil
 import sys
 import time
 import warnings
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, NoReturn, TypeVar
@@ -48,10 +48,9 @@ from ray.exceptions import RayError
 from rayqueue.actors.names import actor_name, check_id, topic_partition
 from rayqueue.actors.replies import Reply
 from rayqueue.config import Settings
-from rayqueue.errors import DamagedLogError, InvalidInputError, RayQueueError, StorageError, StoreMissingError
+from rayqueue.errors import DamagedLogError, RayQueueError, StorageError, StoreMissingError
 from rayqueue.ids import GroupId, ReplicaId
 from rayqueue.net.endpoint import Endpoint
-from rayqueue.net.streams import is_numeric
 
 if TYPE_CHECKING:
     from rayqueue.raft.replica_set import ReplicaSet
@@ -216,13 +215,6 @@ class ReplicaActor(Generic[ReplicaT]):
         return usage.total, usage.free
 
     @ray.method(concurrency_group="control")
-    async def set_peers(self, addresses: Mapping[ReplicaId, Address]) -> None:
-        """Where others listen, if somebody knows better than their names in Ray."""
-        _check_addresses(addresses)
-        self._addresses = {**self._addresses, **addresses}
-        self._replica.set_peers(self._addresses)
-
-    @ray.method(concurrency_group="control")
     async def confirm_leadership(self) -> None:
         """Returns if a majority confirms, after this call, that the replica leads."""
         await self._asked(self._replica.confirm_leadership)
@@ -360,14 +352,3 @@ def _mark_logs(who: str) -> None:
     logger.handlers[:] = [handler]
     logger.setLevel(logging.INFO)
     logger.propagate = False
-
-
-def _check_addresses(addresses: Any) -> None:
-    """The engine's thread uses them, and whatever fails there ends the process."""
-    try:
-        for node, (host, port) in addresses.items():
-            check_id(node)
-            if not is_numeric(host) or not 0 < port < 2**16:
-                raise InvalidInputError(f"{node} needs a numeric address and a port, not {host}:{port}")
-    except (AttributeError, TypeError, ValueError) as error:
-        raise InvalidInputError(f"peers come as ids with a host and a port: {error}") from None

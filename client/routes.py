@@ -28,8 +28,6 @@ class ClusterRoutes:
 
     def __init__(self, directory: ClusterDirectory, settings: Settings) -> None:
         self.coordinator: GroupRoute = CoordinatorRoute(directory, settings)
-        self.version = 0
-        """Of the newest topics that were seen."""
         self._directory = directory
         self._settings = settings
         self._topics: dict[str, TopicInfo] = {}
@@ -107,20 +105,6 @@ class ClusterRoutes:
         if not looking.cancelled() and looking.exception() is not None:
             _log.info("topic %s was looked up again: %s", name, looking.exception())
 
-    async def refresh(self) -> None:
-        """Ask again for every topic that is cached."""
-        names = tuple(self._topics)
-        if not names:
-            return
-        answer: Topics = await self.coordinator.call(GetTopics(names=names))
-        found = {info.name: info for info in answer.topics}
-        self.version = max(self.version, answer.version)
-        for name in names:
-            if name in found:
-                self._learn(found[name])
-            else:
-                self._forget(name)
-
     async def statuses(self, info: TopicInfo) -> Mapping[ReplicaName, Any]:
         """What every replica of a topic says of itself now: a ``Status``, or the error that says why there is none."""
         names = [(partition.group_id, node) for partition in info.partitions for node in _nodes(partition)]
@@ -137,7 +121,6 @@ class ClusterRoutes:
 
     async def _ask_topic(self, name: str, create: bool) -> TopicInfo:
         answer: Topics = await self.coordinator.call(GetTopics(names=(name,)))
-        self.version = max(self.version, answer.version)
         for info in answer.topics:
             if info.name == name:
                 return self._learn(info)

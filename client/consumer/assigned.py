@@ -60,14 +60,10 @@ class AssignedPartition:
     """The partition is to be given up, or is: nothing more is fetched or handed out."""
     error: RayQueueError | None = None
     """Why nothing more comes. A seek repairs it."""
-    committed: dict[int, int] = field(default_factory=dict)
-    """As the partition knows it, as far as this reader has heard."""
     sent: dict[int, int] = field(default_factory=dict)
     """The newest vector that was committed, whatever the partition made of it."""
     rewind: bool = False
     """The reader went back on purpose, and its next commit must."""
-    high_watermark: int = 0
-    start_offset: int = 0
 
     @property
     def grant(self) -> Grant:
@@ -116,7 +112,6 @@ class AssignedPartition:
     def begin(self, offsets: Mapping[int, int], committed: Mapping[int, int]) -> None:
         """Where the first fetch starts, for each lane, and what the partition has from earlier."""
         self.lanes = tuple(Lane(number, offsets[number]) for number in sorted(offsets))
-        self.committed = dict(committed)
         self.sent = dict(committed)
 
     def seek(self, offsets: Mapping[int, int]) -> int:
@@ -174,8 +169,6 @@ class AssignedPartition:
         """Keep what is new in an answer. Returns the lanes that have something more."""
         if plan.epoch != self.epoch:
             return []
-        self.high_watermark = max(self.high_watermark, answer.high_watermark)
-        self.start_offset = max(self.start_offset, answer.start_offset)
         asked = {cursor.lane for cursor in plan.request.cursors}
         grown: list[Lane] = []
         lowest, edge = -1, answer.high_watermark

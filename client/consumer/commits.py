@@ -68,15 +68,12 @@ class Commits:
                 group=self.group, generation=assigned.generation, offsets=vector, rewind=rewind, seal=assigned.seal
             )
             try:
-                position: Position = await ask(
-                    self._routes, assigned.partition, call, topic_id=assigned.topic_id, timeout_ms=timeout_ms
-                )
+                await ask(self._routes, assigned.partition, call, topic_id=assigned.topic_id, timeout_ms=timeout_ms)
             except StaleGenerationError as error:
                 self.on_stale(assigned, error)
                 raise
-            with self._subscription.lock:
-                assigned.committed = dict(position.offsets)
-                if offsets is None:
+            if offsets is None:
+                with self._subscription.lock:
                     assigned.sent = vector
                     if assigned.epoch == epoch:
                         assigned.rewind = False

@@ -86,7 +86,6 @@ class GroupMembership:
         self.group = commits.group
         self.name = ""
         self.generation = 0
-        self.rebalancing = True
         self._error: RayQueueError | None = None
         self.away = False
         """It has left because the application did not poll."""
@@ -276,7 +275,6 @@ class GroupMembership:
     def _apply(self, assignment: Assignment, *, deleted: tuple[str, ...] = ()) -> None:
         """Read what is granted, let go of everything else. ``deleted``: topics that are not wanted for that reason."""
         self.generation = assignment.generation
-        self.rebalancing = assignment.rebalancing
         self._grants = {grant.topic_partition: grant for grant in assignment.grants}
         self._seals = dict(zip(assignment.grants, assignment.seals, strict=True))
         self._note_missing(assignment.missing + deleted)

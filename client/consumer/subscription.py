@@ -19,6 +19,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple, TypeVar
 
@@ -61,21 +62,17 @@ class Stretch(NamedTuple):
     stop: int
 
 
+@dataclass(eq=False, slots=True)
 class Reading:
     """A batch that is handed out record by record. ``index``: how many of its records the application has seen."""
 
-    __slots__ = ("assigned", "chunk", "epoch", "index", "lane", "records", "stamp")
-
-    def __init__(
-        self, assigned: AssignedPartition, lane: Lane, chunk: Chunk, records: list[Record], stamp: int
-    ) -> None:
-        self.stamp = stamp
-        self.assigned = assigned
-        self.lane = lane
-        self.chunk = chunk
-        self.records = records
-        self.epoch = assigned.epoch
-        self.index = chunk.start - chunk.base
+    assigned: AssignedPartition
+    epoch: int
+    lane: Lane
+    chunk: Chunk
+    records: list[Record]
+    stamp: int
+    index: int
 
 
 class Subscription:
@@ -236,9 +233,7 @@ class Subscription:
             except RayQueueError as error:
                 raise self._unreadable(assigned, lane, chunk, error) from error
             self._hand(assigned, lane, chunk, stop)
-            room = self._has_room()
-        if room:
-            self.on_room()
+        self._tell_room()
         return stop - start, decoded
 
     def look(self, max_records: int) -> tuple[Stretch, list[Record]] | None:
@@ -261,9 +256,7 @@ class Subscription:
             if not self._is_next(seen):
                 return False
             self._hand(seen.assigned, seen.lane, seen.chunk, seen.stop)
-            room = self._has_room()
-        if room:
-            self.on_room()
+        self._tell_room()
         return True
 
     def _is_next(self, seen: Stretch) -> bool:
@@ -322,16 +315,14 @@ class Subscription:
             assigned, _, lane, chunk, _, stop = stuck
             # Not handed out, so there is nothing to acknowledge: the position moves on by itself.
             self._free(assigned, lane, lane.skip(chunk, stop))
-            room = self._has_room()
-        if room:
-            self.on_room()
+        self._tell_room()
         return chunk.payload
 
-    def _has_room(self) -> bool:
+    def _tell_room(self) -> None:
+        """Once, when there is some again. Without the lock: the worst that a race does is to tell it twice."""
         if self._held_back and self.total_bytes <= self._settings.prefetch_bytes * 3 // 4:
             self._held_back = False
-            return True
-        return False
+            self.on_room()
 
     def asked_for_more(self) -> None:
         """The application comes back: what it was given before is done, unless it says so record by record."""
@@ -354,7 +345,8 @@ class Subscription:
             if found is None:
                 return None
             assigned, lane, chunk = found
-            self._reading = Reading(assigned, lane, chunk, self._records(assigned, lane, chunk), self.stamp)
+            records, index = self._records(assigned, lane, chunk), chunk.start - chunk.base
+            self._reading = Reading(assigned, assigned.epoch, lane, chunk, records, self.stamp, index)
             return self._reading
 
     def _records(self, assigned: AssignedPartition, lane: Lane, chunk: Chunk) -> list[Record]:
@@ -373,9 +365,7 @@ class Subscription:
         """Take note of what was handed out record by record. ``current_done``: also the newest one is done."""
         with self.lock:
             self._settle(current_done=current_done)
-            room = self._has_room()
-        if room:
-            self.on_room()
+        self._tell_room()
 
     def _settle(self, *, current_done: bool) -> None:
         reading = self._reading

@@ -87,7 +87,7 @@ def consistent(key: bytes, partitions: int) -> int:
 def consistent_many(keys: Sequence[bytes], partitions: int) -> list[int]:
     """The same for many keys."""
     if np is None or len(keys) < _VECTOR_FROM:
-        return [jump(key_hash(key), partitions) for key in keys]
+        return [consistent(key, partitions) for key in keys]
     return _jump_many(_mix_many(np.fromiter(map(crc32c, keys), np.uint64, len(keys))), partitions).tolist()  # type: ignore[no-any-return]
 
 
@@ -143,7 +143,7 @@ def murmur2_partition(key: bytes, partitions: int) -> int:
 
 
 def murmur2_many(keys: Sequence[bytes], partitions: int) -> list[int]:
-    return [(murmur2(key) & 0x7FFFFFFF) % partitions for key in keys]
+    return [murmur2_partition(key, partitions) for key in keys]
 
 
 # -- keys of one topic ---------------------------------------------------------------

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from threading import Lock
 from typing import NamedTuple
 
@@ -29,14 +30,12 @@ class _Batch(NamedTuple):
     done: Callable[[Result], None]
 
 
+@dataclass(eq=False, slots=True)
 class _Client:
-    __slots__ = ("unchecked", "waiting", "waiting_bytes")
-
-    def __init__(self) -> None:
-        self.unchecked: deque[_Batch] = deque()
-        self.waiting = 0
-        """Those whose results were not taken yet."""
-        self.waiting_bytes = 0
+    unchecked: deque[_Batch] = field(default_factory=deque)
+    waiting: int = 0
+    """Those whose results were not taken yet."""
+    waiting_bytes: int = 0
 
 
 class Checks:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -29,20 +30,16 @@ _WOKEN_PER_TURN = 128
 """Waiting fetches that are answered in one turn, so that appends need not wait for thousands of them."""
 
 
+@dataclass(eq=False, slots=True)
 class _Fetch:
     """One fetch that is under way. ``cursors`` move forward past what holds nothing for them."""
 
-    __slots__ = ("client", "cursors", "deadline_s", "follower", "max_bytes", "request")
-
-    def __init__(
-        self, client: int, request: int, cursors: tuple[Cursor, ...], max_bytes: int, deadline_s: float, follower: bool
-    ) -> None:
-        self.client = client
-        self.request = request
-        self.cursors = cursors
-        self.max_bytes = max_bytes
-        self.deadline_s = deadline_s
-        self.follower = follower
+    client: int
+    request: int
+    cursors: tuple[Cursor, ...]
+    max_bytes: int
+    deadline_s: float
+    follower: bool
 
     @property
     def keys(self) -> list[int]:

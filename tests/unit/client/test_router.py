@@ -193,7 +193,7 @@ def test_whoever_waits_for_the_leader_of_a_deleted_topic_is_told(
             assert isinstance(await error_of(asking), TopicRecreatedError)
         world.topics.clear()
         world.leaders.clear()
-        await routes.refresh()
+        assert isinstance(await error_of(routes.topic("orders", refresh=True)), UnknownTopicError)
         assert isinstance(await error_of(ask(routes, P0, GetBounds(), topic_id=2)), UnknownTopicError)
         assert not world.topics, "who is bound to a topic does not make another one of its name"
         assert await ask(routes, P0, GetBounds()) == Bounds(0, 9), "who only names it does, if that is wanted"
