@@ -19,6 +19,8 @@ from rayqueue.partition.tables import LEASES
 
 REMEMBERED = 4096
 """Leases that are remembered, counted from the newest."""
+_SLACK = 1000
+"""Deadlines of leases that have ended, beside one for each that has not."""
 REMEMBERED_RUNS = 64
 """Runs of acknowledged jobs that are remembered of each: a bound, should a worker acknowledge every other job."""
 
@@ -59,6 +61,7 @@ class Leases:
         self._by_worker: dict[str, dict[int, None]] = {}  # only those that hold jobs
         self._by_attempt: dict[tuple[str, int], int] = {}
         self._deadlines: list[tuple[int, int]] = []
+        self._held = 0  # leases
         self._forgotten = 0  # all tokens below it are
 
     def get(self, token: int) -> Lease | None:
@@ -102,8 +105,15 @@ class Leases:
         self._write(lease)
 
     def extended(self, lease: Lease) -> None:
-        heapq.heappush(self._deadlines, (lease.until_ms, lease.token))
+        self._expect(lease)
         self._write(lease)
+
+    def _expect(self, lease: Lease) -> None:
+        """Its deadline. Those of leases that have ended meanwhile stay behind an earlier one: not too many of them."""
+        if len(self._deadlines) > 2 * self._held + _SLACK:
+            self._deadlines = [(each.until_ms, each.token) for each in self.holding() if each is not lease]
+            heapq.heapify(self._deadlines)
+        heapq.heappush(self._deadlines, (lease.until_ms, lease.token))
 
     def next_deadline_ms(self) -> int | None:
         deadlines = self._deadlines
@@ -136,12 +146,15 @@ class Leases:
         self._by_attempt[lease.worker, lease.attempt] = lease.token
         if lease.held:
             self._by_worker.setdefault(lease.worker, {})[lease.token] = None
-            heapq.heappush(self._deadlines, (lease.until_ms, lease.token))
+            self._held += 1
+            self._expect(lease)
 
     def _let_go(self, lease: Lease) -> None:
         tokens = self._by_worker.get(lease.worker)
-        if tokens is not None and tokens.pop(lease.token, 0) is None and not tokens:
-            del self._by_worker[lease.worker]
+        if tokens is not None and tokens.pop(lease.token, 0) is None:
+            self._held -= 1
+            if not tokens:
+                del self._by_worker[lease.worker]
 
     def _write(self, lease: Lease) -> None:
         self._store.put(LEASES, _key(lease.token), _encode(lease))

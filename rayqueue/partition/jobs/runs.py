@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from typing import NamedTuple
 
 from rayqueue.errors import InvariantBrokenError
@@ -27,6 +28,11 @@ def subtract(runs: list[Run], first: int, count: int) -> list[Run]:
     for at, (start, length, lane) in enumerate(runs):
         if start == first and length == count:  # nearly always
             del runs[at]
+            return [(first, count, lane)]
+        if start <= first and end <= start + length:  # inside of one: the others are not looked at
+            runs[at : at + 1] = [
+                each for each in ((start, first - start, lane), (end, start + length - end, lane)) if each[1]
+            ]
             return [(first, count, lane)]
         if start < end and first < start + length:
             break
@@ -65,19 +71,15 @@ def without(first: int, count: int, taken: list[Run]) -> list[tuple[int, int]]:
 
 def add(runs: list[tuple[int, int]], first: int, count: int) -> None:
     """Into runs that are kept in order and joined where they meet."""
-    if not runs or runs[-1][0] + runs[-1][1] < first:
-        runs.append((first, count))
-        return
-    runs.append((first, count))
-    runs.sort()
-    joined: list[tuple[int, int]] = []
-    for start, length in runs:
-        if joined and joined[-1][0] + joined[-1][1] >= start:
-            before = joined[-1]
-            joined[-1] = (before[0], max(before[1], start + length - before[0]))
-        else:
-            joined.append((start, length))
-    runs[:] = joined
+    end, low = first + count, bisect_left(runs, (first,))
+    if low and sum(runs[low - 1]) >= first:
+        low -= 1
+        first = runs[low][0]
+    high = low
+    while high < len(runs) and runs[high][0] <= end:
+        end = max(end, sum(runs[high]))
+        high += 1
+    runs[low:high] = [(first, end - first)]
 
 
 def holds(runs: list[tuple[int, int]], job_id: int) -> bool:

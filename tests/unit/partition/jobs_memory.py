@@ -2,8 +2,9 @@
 
     python -m tests.unit.partition.jobs_memory --acked 10000000 --delayed 1000000
 
-Prints how much Python has allocated for the machine and its store after each tenth, as JSON. The jobs are on disk
-(LMDB), leased in batches, and acknowledged one by one in random order.
+Prints how much memory of its own the process has (``RssAnon``: without the pages of LMDB's file) after each tenth, as
+JSON. The jobs are on disk (LMDB), leased in batches of 100, and acknowledged one by one in random order. Until 4096
+leases have been settled it rises: so many are remembered (``leases.REMEMBERED``).
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import tempfile
+import time
 import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
@@ -102,6 +104,11 @@ def delay(log: DiskLog, count: int) -> Iterator[int]:
             yield put
 
 
+def own_kib() -> int:
+    status = Path("/proc/self/status").read_text()
+    return next(int(line.split()[1]) for line in status.splitlines() if line.startswith("RssAnon"))
+
+
 def allocated_bytes() -> int:
     return tracemalloc.get_traced_memory()[0]
 
@@ -116,11 +123,11 @@ def main() -> None:
         ("delayed", delay, arguments.delayed),
     ):
         with tempfile.TemporaryDirectory() as folder:
-            tracemalloc.start()
             log = DiskLog(Path(folder) / "r")
-            figures = {done: allocated_bytes() for done in pass_through(log, count)}
-            print(json.dumps({"jobs": name, "allocated_bytes": figures}))
-            tracemalloc.stop()
+            began_s = time.monotonic()
+            figures = {done: own_kib() for done in pass_through(log, count)}
+            took_s = round(time.monotonic() - began_s)
+            print(json.dumps({"jobs": name, "own_kib": figures, "took_s": took_s}), flush=True)
             log.store.close()
 
 
