@@ -15,17 +15,25 @@ It does not decide who is a member, nor where replicas are placed.
 
 from __future__ import annotations
 
+import asyncio
+import logging
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import ray
 
 from rayqueue.actors.base import ReplicaActor, ReplicaSpec, die, restarted
+from rayqueue.actors.keeper.herald import gone_nodes
+from rayqueue.actors.ray_calls import FAILURES
 from rayqueue.actors.replies import deliver
+from rayqueue.errors import RayQueueError
 
 if TYPE_CHECKING:
     from rayqueue.partition.settings import PartitionSettings
     from rayqueue.replica.start import PartitionReplica
+
+_log = logging.getLogger(__name__)
 
 
 def _default_settings() -> PartitionSettings:
@@ -62,6 +70,27 @@ class PartitionActor(ReplicaActor["PartitionReplica"]):
             deliver=deliver,
             on_fatal=die,
         )
+
+    def __init__(self, spec: PartitionSpec) -> None:
+        super().__init__(spec)
+        if spec.partition.queue and not isinstance(self._started, RayQueueError):
+            self._learning = asyncio.get_running_loop().create_task(self._learn_of_gone_nodes())
+
+    async def _learn_of_gone_nodes(self) -> None:
+        """What a keeper has told an earlier process of this replica. From now on it tells this one."""
+        try:
+            self._tell_of_gone(await asyncio.to_thread(gone_nodes))
+        except FAILURES as error:
+            _log.info("which Ray nodes are dead is not known, their workers' leases end by time: %s", error)
+
+    @ray.method(concurrency_group="control")
+    async def nodes_gone(self, ray_nodes: Collection[str]) -> None:
+        """Ray reports that these nodes are dead: leases of workers there end. For the keeper."""
+        self._tell_of_gone(ray_nodes)
+
+    def _tell_of_gone(self, ray_nodes: Collection[str]) -> None:
+        replica, told = self._replica, [str(each) for each in ray_nodes]
+        replica.run(lambda: replica.service.jobs.nodes_gone(told))
 
     @ray.method(concurrency_group="control")
     async def command(self, payload: bytes) -> Any:

@@ -30,6 +30,7 @@ from pydantic import SecretStr
 from rayqueue.actors._ray import pinned_to
 from rayqueue.actors.coordinator_actor import CoordinatorSpec
 from rayqueue.actors.keeper import nodes
+from rayqueue.actors.keeper.herald import Herald
 from rayqueue.actors.keeper.home import ClusterManifest, Home, memory_bytes, same_broker
 from rayqueue.actors.keeper.mover import Mover
 from rayqueue.actors.keeper.nodes import RayNode
@@ -147,6 +148,7 @@ class Keeper:
         self._scout = Scout(self, spec.settings)
         self._told_seen: Seen | None = None
         self._witness = Witness(self, spec.replica_id)
+        self._herald = Herald(self)
         cluster = spec.cluster
         self._manifest = ClusterManifest(cluster.cluster_id, cluster.coordinators, True, cluster.version, cluster.epoch)
         """What every node should have in its ``cluster.json``: the coordinators that vote."""
@@ -207,6 +209,7 @@ class Keeper:
             self._mover.lead_no_more()
             self._scout.lead_no_more()
             self._witness.lead_no_more()
+            self._herald.lead_no_more()
             if view.leader is not None:
                 self._leaderless_since_s = time.monotonic()
             elif time.monotonic() - self._leaderless_since_s > _LEADERLESS_S:
@@ -225,6 +228,7 @@ class Keeper:
             self._look_further(view)
         self._grow(view)
         self._forget_expired(view)
+        await self._herald.look(view)
         for recovery in view.recoveries.values():
             if not recovery.settled:
                 self.begin(("recover", recovery.group_id), self._recover(recovery))

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import ray
 from ray.util.queue import Empty, Full
 
+from rayqueue.client.joining import own_node
 from rayqueue.client.queue.bounded import BoundedPuts
 from rayqueue.client.queue.items import is_ref, pickled, unpickled
 from rayqueue.client.queue.settling import runs_of
@@ -41,6 +42,7 @@ from rayqueue.protocol.jobs import (
     SettleJobs,
     Settlement,
     WithdrawRequest,
+    worker_name,
 )
 from rayqueue.protocol.topics import TopicInfo, TopicPartition
 
@@ -105,7 +107,7 @@ class Queue:
         """What stands for the queue, as the actor's handle does in ``ray.util.queue``: its name; None after
         ``shutdown``."""
         self._rq = rq
-        self._worker = uuid.uuid4().hex
+        self._worker = worker_name(uuid.uuid4().hex, own_node())
         self._attempts = count(1)
         self._lock = threading.Lock()
         self._info: TopicInfo | None = None

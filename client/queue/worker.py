@@ -9,8 +9,9 @@ what concerns connections happens in the I/O thread. There it
 - sends what became of jobs, gathered per partition (``settling``);
 - extends the leases of jobs in hand (``leases``).
 
-Its name is drawn anew for every worker. When its process dies its connections
-break, and the partitions end its leases at once.
+Its name is drawn anew for every worker, and says on which Ray node it runs. When
+its process dies its connections break, and the partitions end its leases at once;
+so they do when Ray reports the node dead.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from random import Random
 from typing import TYPE_CHECKING, Any
 
 from rayqueue.client.io import IoThread
+from rayqueue.client.joining import own_node
 from rayqueue.client.queue.job import Grant, Job, JobId
 from rayqueue.client.queue.leases import Leases
 from rayqueue.client.queue.settling import Ending, Kind, Told, calls_of, gather, of_leases, tell, tell_failure
@@ -49,6 +51,7 @@ from rayqueue.protocol.jobs import (
     SettleJobs,
     Settlement,
     WithdrawRequest,
+    worker_name,
 )
 from rayqueue.protocol.jobs import Job as WireJob
 from rayqueue.protocol.topics import TopicInfo, TopicPartition
@@ -95,7 +98,7 @@ class Worker:
         lease_ms: int = 0,
     ) -> None:
         self.name = info.name
-        self.id = f"{uuid.uuid4().hex}"
+        self.id = worker_name(uuid.uuid4().hex, own_node())
         self.encoded_result = encode_result
         self._io = io
         self._routes = routes

@@ -12,7 +12,9 @@ A lease is told by its token, a number that its partition gives once. Whatever a
 worker says of a job carries the token by which it got it. A worker is told by a
 name that it has drawn for itself and that nobody has ever had or will have; the
 connection on which it asked for jobs last is the worker's: if that breaks, its
-leases end.
+leases end. The name says on which Ray node the worker runs (``worker_name``): if
+Ray reports that node dead, its leases end too, though the connection may seem to
+be there. Ray never gives a node's id again.
 
 Numbers and lengths are bounded in the types, so that a call that decodes is one
 that can be carried out, or refused for what the queue's state is.
@@ -52,6 +54,19 @@ Count = Annotated[int, Meta(ge=1, le=MAX_JOBS)]
 Run = tuple[JobId, Count]
 """Jobs whose ids follow each other: the first id, and how many."""
 Runs = Annotated[tuple[Run, ...], Meta(min_length=1, max_length=MAX_JOBS)]
+
+
+_ON = "@"
+
+
+def worker_name(own: str, ray_node: str = "") -> str:
+    """``own`` is nobody else's."""
+    return f"{own}{_ON}{ray_node}" if ray_node else own
+
+
+def ray_node_of(worker: str) -> str:
+    """Empty, if the worker did not say."""
+    return worker.rpartition(_ON)[2] if _ON in worker else ""
 
 
 class JobOptions(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -45,7 +45,16 @@ from rayqueue.protocol import jobs as protocol
 from rayqueue.protocol.call import Call
 from rayqueue.protocol.calls import encode_answer
 from rayqueue.protocol.frames import Kind
-from rayqueue.protocol.jobs import MAX_JOBS, Changed, Job, JobResult, JobStatus, Leased, QueueSizes
+from rayqueue.protocol.jobs import (
+    MAX_JOBS,
+    Changed,
+    Job,
+    JobResult,
+    JobStatus,
+    Leased,
+    QueueSizes,
+    ray_node_of,
+)
 from rayqueue.replica.disk_reads import DiskReads
 from rayqueue.replica.job_reader import JobReader
 from rayqueue.replica.parking import Parking
@@ -59,6 +68,8 @@ _REQUESTS_PER_ENTRY = 256
 _ENTRY_BYTES = 256 * 1024
 """Of settlements, about: what one client sends in one frame stays together."""
 _WORKERS_PER_CLIENT = 1000
+_GONE_NODES = 1000
+"""As many as Ray itself remembers."""
 _NEVER = float("inf")
 _ANY = 0
 """What every request for jobs waits for."""
@@ -134,6 +145,8 @@ class Jobs:
         self._awaiting: Parking[_Awaited] = Parking()
         self._settles: list[tuple[Reply, list[Settle]]] = []
         self._ended: list[str] = []
+        self._gone_nodes: dict[str, None] = {}
+        """Of Ray, dead: those that were heard of last."""
         self._workers: dict[int, set[str]] = {}
         self._client_of: dict[str, int] = {}
         self._proposed: dict[_Wanted, None] = {}
@@ -154,6 +167,30 @@ class Jobs:
     def lead(self) -> None:
         self.time.begin(self._partition.clock.now_ms)
         self._leads = True
+        if self._partition.jobs is not None:
+            self._end_on(self._gone_nodes)
+
+    def nodes_gone(self, ray_nodes: Iterable[str]) -> None:
+        """Ray says that these nodes are dead. Workers there hold nothing any more, though their connections may seem to
+        be there: a host that vanishes does not hang up.
+
+        A worker that lives all the same is told that its leases are lost; whatever it asks for from now on it gets.
+        """
+        news = [each for each in ray_nodes if each not in self._gone_nodes]
+        self._gone_nodes.update(dict.fromkeys(news))
+        while len(self._gone_nodes) > _GONE_NODES:
+            del self._gone_nodes[next(iter(self._gone_nodes))]
+        if news and self._leads and self._partition.jobs is not None:
+            self._end_on(news)
+
+    def _end_on(self, ray_nodes: Collection[str]) -> None:
+        workers = {*self._queue.leases.workers(), *self._client_of}
+        for worker in sorted(worker for worker in workers if ray_node_of(worker) in ray_nodes):
+            self._withdraw(worker, None)
+            client = self._client_of.pop(worker, None)
+            if client is not None:
+                self._workers[client].discard(worker)
+            self._ended.append(worker)
 
     def lost(self, error: RayQueueError) -> None:
         self._leads = self._ticking = self._moving = False

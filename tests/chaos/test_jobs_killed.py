@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 import rayqueue
 from rayqueue.client.handle import RayQueue
@@ -62,6 +63,37 @@ class Worker:
             pass  # somebody else has it
         except RayQueueError:
             _note(self._unknown, job.value)  # it comes again if it did not count
+
+
+class Hangs:
+    """Takes a job and never ends it."""
+
+    def take(self, queue: Any) -> int:
+        (self._job,) = queue.get(timeout_ms=30_000)
+        return os.getpid()
+
+
+def test_leases_end_when_ray_reports_the_node_of_a_worker_dead(tmp_path: Path) -> None:
+    """The worker's process is stopped, so that it neither dies with its node nor hangs up: as a host that vanishes."""
+    with ray_cluster("b1") as cluster:
+        rq = rayqueue.connect(data_dir=tmp_path / "data")
+        queue = rq.queue("work", replication=1, lease_ms=600_000, retry_backoff_ms=0)
+        queue.put(b"x")
+        cluster.add("b2")
+        away = cluster.nodes["b2"].node_id
+        hangs: Any = ray.remote(Hangs)
+        worker = hangs.options(
+            num_cpus=0, scheduling_strategy=NodeAffinitySchedulingStrategy(away, soft=False)
+        ).remote()
+        pid = ray.get(worker.take.remote(queue), timeout=60)
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            cluster.kill("b2")
+            (job,) = queue.get(timeout_ms=60_000)
+            assert job.deliveries == 2
+            job.ack()
+        finally:
+            os.kill(pid, signal.SIGKILL)
 
 
 def _note(file: Any, number: int) -> None:

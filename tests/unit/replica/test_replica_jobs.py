@@ -186,6 +186,51 @@ def test_a_worker_that_somebody_says_is_dead(rq: memory.MemoryQueue) -> None:
     assert worker.settle("ack", leased.token, 0, 1, 2) == [0]
 
 
+def _gone(worker: Worker, *ray_nodes: str) -> None:
+    worker.rq._do(lambda _: worker.group._service.jobs.nodes_gone(ray_nodes))  # type: ignore[attr-defined]
+
+
+def test_leases_end_where_ray_reports_the_workers_node_dead(rq: memory.MemoryQueue) -> None:
+    worker, other = make(rq, 3, retry_backoff_ms=0), Worker(rq, name="w2@n2")
+    worker.name = "w1@n1"
+    lost, kept = worker.get(2), other.get()
+    waiting = _parked(worker, "w3@n1", 1)
+    _gone(other, "n1", "n7")
+    assert waiting.result(10) == Leased()
+    wait_for(lambda: other.sizes() == QueueSizes(2, 1, 0, 0), "its leases to end, though it is connected")
+    assert other.settle("ack", kept.token, 2) == []
+    again = other.get(2)
+    assert [(job.id, job.deliveries) for job in again.jobs] == [(0, 2), (1, 2)]
+    assert worker.settle("ack", lost.token, 0) == [0]
+
+
+def test_a_worker_that_outlives_its_ray_node_works_on(rq: memory.MemoryQueue) -> None:
+    worker = make(rq, 2, retry_backoff_ms=0)
+    worker.name = "w1@n1"
+    first = worker.get()
+    _gone(worker, "n1")
+    wait_for(lambda: worker.sizes().leased == 0, "its lease to end")
+    assert worker.settle("ack", first.token, 0) == []  # nobody else was given it
+    second = worker.get()
+    _gone(worker, "n1")  # told again
+    assert worker.sizes().leased == 1
+    assert worker.settle("ack", second.token, 1) == []
+
+
+def test_a_new_leader_ends_leases_on_nodes_that_were_dead_before(rq: memory.MemoryQueue) -> None:
+    worker = make(rq, 1, retry_backoff_ms=0)
+    worker.name = "w1@n1"
+    worker.get()
+    jobs = worker.group._service.jobs  # type: ignore[attr-defined]
+    rq._do(lambda _: setattr(jobs, "_leads", False))  # as a follower hears it
+    _gone(worker, "n1")
+    assert worker.group.partition.jobs.counts.leased == 1  # type: ignore[union-attr]
+    rq._do(lambda _: jobs.client_gone(next(iter(jobs._workers))))
+    rq._do(lambda _: jobs.lead())
+    other = Worker(rq, name="w2")
+    wait_for(lambda: other.sizes() == QueueSizes(1, 0, 0, 0), "the lease to end")
+
+
 def test_a_new_leader_knows_everything(rq: memory.MemoryQueue) -> None:
     worker = make(rq, 4)
     leased = worker.get(2)
