@@ -2,7 +2,8 @@
 
 Nobody knows for certain what the replicas that are gone had. What is known is
 said in figures: how far the survivor has come, how far each other one that still answers
-has (one that is damaged may), and that whatever lies beyond is lost.
+has (one that is damaged may), how much an only voter remembers to have acknowledged,
+and that whatever lies beyond is lost.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ class PartitionRecovery:
     open_entries: int
     """Entries at the end of its log of which it does not know whether they were committed. They are kept."""
     known_lost_records: int
-    """Records that another replica, which still answers, says were committed, and the survivor has not."""
+    """Records that are known to have been acknowledged, by what a replica that still answers has or remembers, and that
+    the survivor has not."""
     abandoned: Mapping[str, str]
     """The other replicas, and what each says, or why it says nothing."""
     said: str
@@ -49,8 +51,9 @@ def plan_recovery(
     brokers = {each.node: each.broker for each in partition.replicas}
     said = {node: status for node, status in told.items() if isinstance(status, Status)}
     able = {node: status for node, status in said.items() if status.damaged is None and node in status.voters}
-    for node, status in able.items():
-        if status.role == "leader" or 2 * sum(voter in able for voter in status.voters) > len(status.voters):
+    sure = {node: status for node, status in able.items() if status.doubted is None}
+    for node, status in sure.items():
+        if status.role == "leader" or 2 * sum(voter in sure for voter in status.voters) > len(status.voters):
             raise RecoveryRefusedError(
                 f"{name} needs no recovery: {node} and a majority are there, and decide by themselves", topic=info.name
             )
@@ -62,15 +65,16 @@ def plan_recovery(
             f"{chosen} of {name} cannot go on; these can: {', '.join(sorted(able))}", topic=info.name
         )
     own = able[chosen]
-    best = max((status.high_watermark for status in said.values()), default=own.high_watermark)
+    best = max(max(status.high_watermark, status.acknowledged) for status in said.values())
     known_lost = max(0, best - own.high_watermark)
     abandoned = {node: _standing(told[node]) for node in brokers if node != chosen}
     others = "; ".join(f"{node} on {brokers[node]}: {each}" for node, each in abandoned.items())
     text = (
         f"{chosen} on {brokers[chosen]} goes on alone for {name}, with the records before offset {own.high_watermark} "
-        f"and {max(0, own.last_index - own.commit)} entries more that may not have been committed. Given up: {others}. "
-        f"{known_lost} records that others say were committed are lost; what was acknowledged beyond that by "
-        f"those who do not answer is lost, too, and nobody here knows how much it is"
+        f"and {max(0, own.last_index - own.commit)} entries more that may not have been committed. Given up: "
+        f"{others or 'nobody'}. {known_lost} records that are known to have been acknowledged are lost; what was "
+        "acknowledged beyond that, by those who do not answer or before an older copy was restored, is lost, too, and "
+        "nobody knows how much it is"
     )
     return PartitionRecovery(
         info.name,

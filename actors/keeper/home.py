@@ -21,6 +21,7 @@ import os
 import secrets
 import shutil
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,7 @@ from rayqueue.errors import StorageError, StoreIdentityError
 from rayqueue.ids import COORDINATOR, GroupId, ReplicaId
 from rayqueue.log.lmdb_file import Holder, half_made, holder
 from rayqueue.log.private import make_directory
+from rayqueue.log.waymark import waymark_path
 
 ABANDONED = "abandoned"
 """Below a broker's directory: data of replicas that were given up by an unsafe recovery and came back."""
@@ -180,6 +182,8 @@ def erase(directory: Path, group_id: GroupId, replica_id: ReplicaId, *, keep: bo
             path.rename(kept)
         except OSError as error:
             raise StorageError(f"{path} cannot be set aside as {kept}: {error}", path=str(path)) from error
+    with suppress(OSError):
+        waymark_path(path).unlink()
     for each in (path, half_made(path)):
         try:
             shutil.rmtree(each)

@@ -80,7 +80,8 @@ def recover_coordinator(data_dir: Path, survivor: str | None, *, unsafe: bool) -
     with _opened(paths[chosen], chosen) as store:
         members = standing(store).members
         voters, begun = members.voters, members.epoch > cluster.epoch and members.voters == {chosen}
-        if 2 * len(voters.intersection(here)) > len(voters) and not begun:
+        older = store.waymark[:2] > (store.last_term, store.last_index)
+        if 2 * len(voters.intersection(here)) > len(voters) and not (begun or older):
             raise RecoveryRefusedError(
                 f"{', '.join(here)} are here, a majority of {', '.join(sorted(voters))}: start the queue instead",
                 path=str(data_dir),
@@ -106,13 +107,15 @@ def _plan(
     # Also those that were only being made: nobody of before has a place any more.
     abandoned = tuple(sorted((str(node), at) for node, at in brokers.items() if node != chosen and at))
     open_entries = known.last_index - known.commit
+    behind = max(0, store.waymark.entry - known.last_index)
+    older = f" It is an older copy: {behind} entries that it had acknowledged are lost." if behind else ""
     partitions = sum(len(info.partitions) for info in machine.topics.values())
     said = (
         f"coordinator {chosen} on {broker} goes on alone for {cluster.cluster_id}: {len(machine.topics)} topics, "
         f"{partitions} partitions, {len(machine.brokers)} brokers, as of entry {known.commit} of its log, and "
         f"{open_entries} entries more that may not have been committed. Given up: "
-        f"{', '.join(f'{node} on {at}' for node, at in abandoned) or 'nobody'}. Topics, groups and producer ids that "
-        "only they had are lost, and nobody here knows how many"
+        f"{', '.join(f'{node} on {at}' for node, at in abandoned) or 'nobody'}.{older} Topics, groups and producer "
+        "ids that only they had are lost, and nobody here knows how many"
     )
     return CoordinatorRecovery(
         cluster.cluster_id,

@@ -50,6 +50,7 @@ from rayqueue.log.ops import (
 )
 from rayqueue.log.store import MEMBERS, SMALL_BYTES, Checkpoint, Entry, HardState, Schema, Table
 from rayqueue.log.wal import Wal, encode_ops
+from rayqueue.log.waymark import Waymark
 
 MAX_ENTRIES_PER_READ = 10_000
 """``entries()`` returns no more than this, however small they are."""
@@ -81,6 +82,7 @@ class BufferedStore(ABC):
         self._closed = False
         self._damaged: str | None = None
         self._copied: str | None = None
+        self._waymark = Waymark()
         self._full = False
         self.small_bytes = SMALL_BYTES
         self._load(EMPTY_STATE, {})
@@ -136,6 +138,9 @@ class BufferedStore(ABC):
 
     @abstractmethod
     def _settle_here(self) -> None: ...
+
+    @abstractmethod
+    def _write_waymark(self, mark: Waymark) -> None: ...
 
     @abstractmethod
     def look_for_room(self) -> None:
@@ -203,6 +208,21 @@ class BufferedStore(ABC):
     def settle_here(self) -> None:
         self._settle_here()
         self._copied = None
+
+    @property
+    def waymark(self) -> Waymark:
+        return self._waymark
+
+    def set_waymark(self, mark: Waymark) -> None:
+        if mark > self._waymark:
+            self._waymark = mark
+            self._write_waymark(mark)
+
+    def _find_behind(self, mark: Waymark) -> None:
+        """After everything was loaded: an older copy may be in a place that looks like its own."""
+        self._waymark = mark
+        if self._copied is None and (mark.term, mark.entry) > (self.last_term, self.last_index):
+            self._copied = f"the store of {self.replica_id} is older than what it acknowledged"
 
     @property
     def full(self) -> bool:

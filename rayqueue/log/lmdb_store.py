@@ -70,6 +70,7 @@ from rayqueue.log.snapshot_gate import SnapshotGate
 from rayqueue.log.store import LOG_ONLY, Checkpoint, Entry, Schema, Table
 from rayqueue.log.wal import Wal
 from rayqueue.log.wal_file import DiskFile
+from rayqueue.log.waymark import Waymark, read_waymark, write_waymark
 
 _LMDB_0_9 = 0
 _FIRST_MAP_BYTES = 1 << 20
@@ -250,7 +251,8 @@ class LmdbStore(BufferedStore):
             lock.release()
             raise
         store._copied = copied
-        if copied is None:
+        store._find_behind(read_waymark(path))
+        if store.copied is None:
             settle(path)
         return store
 
@@ -445,6 +447,9 @@ class LmdbStore(BufferedStore):
 
     def _settle_here(self) -> None:
         settle(self._path)
+
+    def _write_waymark(self, mark: Waymark) -> None:
+        write_waymark(self._path, mark)
 
     def size_bytes(self) -> int:
         self._check_open()

@@ -61,6 +61,7 @@ from rayqueue.log.ops import (
 )
 from rayqueue.log.store import LOG_ONLY, MEMBERS, Checkpoint, Entry, HardState, Schema, Table
 from rayqueue.log.wal import SECTOR_BYTES, Wal, blank_sector
+from rayqueue.log.waymark import Waymark
 from rayqueue.records.checksum import entry_crc
 
 _ROW_OVERHEAD_BYTES = 32
@@ -118,6 +119,8 @@ class MemoryDisk:
         self.damaged: str | None = None
         self.copied: str | None = None
         """Set by whoever puts an older ``copy`` in the place of a disk."""
+        self.waymark = Waymark()
+        """Beside the disk: no copy takes it along."""
         self.payload_bytes = 0
         self.txn_id = 0
         self.wal = MemoryFile(wal_bytes)
@@ -342,6 +345,7 @@ class MemoryStore(BufferedStore):
         self._copied = self.disk.copied
         self._load(self.disk.state(), {index: saved.term for index, saved in self.disk.checkpoints.items()})
         self._replay(self.disk.txn_id)
+        self._find_behind(self.disk.waymark)
 
     def reopen(self: _S) -> _S:
         """What a restart finds: a new store on the same disk. This one is closed, its buffer is lost."""
@@ -412,6 +416,9 @@ class MemoryStore(BufferedStore):
 
     def _settle_here(self) -> None:
         self.disk.copied = None
+
+    def _write_waymark(self, mark: Waymark) -> None:
+        self.disk.waymark = mark
 
     @contextmanager
     def snapshot(self) -> Iterator[MemorySnapshot]:

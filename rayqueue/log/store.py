@@ -32,6 +32,7 @@ from msgspec import Struct
 
 from rayqueue.errors import InvariantBrokenError
 from rayqueue.ids import GroupId, Index, ReplicaId, Term
+from rayqueue.log.waymark import Waymark
 
 SMALL_BYTES = 64 << 10
 """What a ``sync()`` may append though the store is full."""
@@ -252,6 +253,13 @@ class LogStore(Protocol):
 
     def settle_here(self) -> None:
         """Nothing that was promised is missing any more: from now on the store belongs where it is."""
+
+    @property
+    def waymark(self) -> Waymark:
+        """What this store had acknowledged at least, as is remembered beside it (``rayqueue.log.waymark``)."""
+
+    def set_waymark(self, mark: Waymark) -> None:
+        """Remember it, where an older copy of the store leaves it. Cheap: it is not synced."""
 
     @property
     def full(self) -> bool:

@@ -19,6 +19,11 @@ That is what Raft would have it do if it had forgotten nothing but payloads, whi
 the leader sends again. Once its own log has reached the floor, it is a replica
 like any other, and its store belongs where it is (``LogStore.settle``).
 
+The only voter of a group has nobody to ask. It has what is remembered beside
+its store (``rayqueue.log.waymark``): below that it neither leads nor serves, and
+says what is lost, until a newer copy is there or an operator gives it up
+(``rayqueue recover --unsafe``).
+
 If a voter does not answer, the doubt stays: with one copy restored and another
 voter lost, nobody knows any more what was acknowledged, and a group that decided
 now could lose it unnoticed. The others may well be a majority without this one.
@@ -36,6 +41,7 @@ from msgspec import Struct
 from rayqueue.config import RaftSettings
 from rayqueue.ids import Index, ReplicaId, Term
 from rayqueue.log.store import LogStore
+from rayqueue.log.waymark import Waymark
 from rayqueue.raft.election import Elections
 from rayqueue.raft.messages import Account, Inquiry, PreVote, PreVoteReply, RequestVote
 from rayqueue.raft.replica_set import ReplicaSet
@@ -54,11 +60,15 @@ class Membership(Struct, frozen=True):
 class Doubt:
     """The doubt of one start. ``nonce`` tells answers to it from those to an earlier start."""
 
-    def __init__(self, why: str, nonce: int) -> None:
+    def __init__(self, why: str, nonce: int, mark: Waymark | None = None) -> None:
         self.why = why
         self.nonce = nonce
+        self.mark = mark or Waymark()
+        """What this very replica had acknowledged at least."""
         self.floor: LogEnd | None = None
         """Below this no log is long enough. None until everybody has answered."""
+        self.is_lost = False
+        """Nobody who answered reaches the floor, which is the mark."""
         self._accounts: dict[ReplicaId, Account] = {}
 
     def inquiry(self, term: Term) -> Inquiry:
@@ -84,7 +94,9 @@ class Doubt:
         if not self.voters(own) or self.missing(me, own):
             return None
         accounts = self._accounts.values()
-        self.floor = max(((each.last_term, each.last_index) for each in accounts), default=(Term(0), Index(0)))
+        ends = [(each.last_term, each.last_index) for each in accounts]
+        self.floor = max([*ends, (Term(self.mark.term), Index(self.mark.entry))])
+        self.is_lost = all(end < self.floor for end in ends)
         return max((each.term for each in accounts), default=Term(0))
 
 
@@ -92,7 +104,7 @@ class WaryElections(Elections):
     """Elections of a replica that may be in doubt of itself."""
 
     def __init__(self, store: LogStore, settings: RaftSettings, rng: Random, now: float) -> None:
-        self._doubt = None if store.copied is None else Doubt(store.copied, rng.getrandbits(64))
+        self._doubt = None if store.copied is None else Doubt(store.copied, rng.getrandbits(64), store.waymark)
         super().__init__(store, settings, rng, now)
 
     def _membership(self) -> Membership:
@@ -105,6 +117,12 @@ class WaryElections(Elections):
         doubt = self._doubt
         if doubt is None:
             return None
+        if doubt.is_lost and not self._is_long_enough(*self._own_end()):
+            return (
+                f"{doubt.why}: the records before offset {doubt.mark.records} (entry {doubt.mark.entry}) were "
+                f"acknowledged, this copy ends at entry {self.store.last_index}, and nobody else has the rest. Restore "
+                "a newer copy, or give up what is lost: rayqueue recover --unsafe"
+            )
         if doubt.floor is not None:
             return f"{doubt.why}; it is brought up to date to entry {doubt.floor[1]}"
         waits_for = sorted(doubt.missing(self.replica_id, self._membership()))

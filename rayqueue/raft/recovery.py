@@ -69,7 +69,8 @@ def stand_alone(store: LogStore, epoch: int, commands: Sequence[bytes] = ()) -> 
         raise MembershipError(f"{store.replica_id} of {store.group_id} is damaged: {store.damaged}")
     if epoch <= known.epoch:
         raise InvalidInputError(f"{store.group_id} is in epoch {known.epoch} already, not before {epoch}")
-    term = Term(max(store.hard.term, store.last_term) + 1)
+    # An older copy does not know the terms that it has forgotten; beside it they may be remembered.
+    term = Term(max(store.hard.term, store.last_term, store.waymark.term) + 1)
     alone = ReplicaSet(frozenset({store.replica_id}), epoch=epoch)
     first = index = Index(store.last_index + 1)
     entries: list[Entry] = []

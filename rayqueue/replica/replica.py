@@ -43,6 +43,7 @@ from rayqueue.errors import (
 )
 from rayqueue.ids import GroupId, ReplicaId
 from rayqueue.log.store import LogStore, Snapshot
+from rayqueue.log.waymark import Waymark
 from rayqueue.protocol.calls import ReplicaStatus
 from rayqueue.raft.clients import ClientTransport
 from rayqueue.raft.engine import Done, RaftEngine
@@ -465,6 +466,10 @@ class Replica(Generic[ServiceT]):
             led, longest_s, clients = self._leadership, self._syncs.longest_s, self.clients.stats()
             self.measures = Measures(status, led.elected, longest_s, clients, self.service.measure(), led.handed_over)
             self._syncs.longest_s = 0.0
+        if self.engine.is_leader and len(self.engine.members.voters) == 1:
+            # Nobody else could tell what is missing if an older copy of the store were restored.
+            commit = self.engine.commit
+            self._store.set_waymark(Waymark(self._store.term_at(commit) or 0, commit, status.high_watermark))
         self.clients.sweep()
         self.service.maintain(now)
 

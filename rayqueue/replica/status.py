@@ -59,5 +59,7 @@ class Status:
     """On the leader: how many entries of the log each other replica is not known to have."""
     scrubbed: Scrubbed = field(default=Scrubbed())
     """How far the slow read of everything has come, which finds damage without a reader."""
+    acknowledged: int = 0
+    """The offset before which it had acknowledged all, as is remembered beside its store. Of an only voter."""
     settled: bool = True
     """The membership that it knows is committed. Else its group may return to the one before it."""

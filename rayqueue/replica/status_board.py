@@ -90,6 +90,7 @@ class StatusBoard:
             in_sync=tuple(sorted(engine.in_sync)),
             lags=tuple(sorted(engine.lags.items())),
             scrubbed=self._scrub.progress,
+            acknowledged=store.waymark.records,
             settled=engine.members_settled,
             syncs=syncs.count,
             sync_ms=syncs.total_s * 1000,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from rayqueue.actors.keeper.rescue import recover_coordinator
 from rayqueue.config import Settings
 from rayqueue.errors import ClusterStartError, RecoveryRefusedError
 from rayqueue.ids import COORDINATOR
+from rayqueue.log.waymark import read_waymark
 from rayqueue.testing import wait_for
 from tests.integration.ray_clusters import ray_cluster
 
@@ -99,6 +101,44 @@ def test_two_of_three_nodes_are_lost_and_what_is_left_goes_on(tmp_path: Path) ->
         wait_for(lambda: len(rq.cluster().brokers) == 3, "the brokers", PATIENCE_S)
         assert not set(dict(done.done.abandoned)) & replicas(rq).keys()
         assert values(rq, 51) == [b"%d" % number for number in range(51)]
+        rq.shutdown()
+
+
+def test_an_older_copy_of_the_only_replica_is_noticed_and_given_up_in_figures(tmp_path: Path) -> None:
+    """Nobody could be asked what it lacks: it is remembered beside its directory."""
+    data, backup = tmp_path / "data", tmp_path / "backup"
+    with ray_cluster("b1"):
+        rq = rayqueue.connect(data_dir=data)
+        rq.create_topic("orders", replication=1)
+        with rq.producer() as producer:
+            producer.send("orders", b"0").result(timeout_ms=20_000)
+        rq.shutdown()
+    (path,) = (each for each in data.rglob("r1") if each.is_dir())
+    shutil.copytree(path, backup)
+    with ray_cluster("b1"):
+        rq = rayqueue.connect(data_dir=data)
+        with rq.producer() as producer:
+            for number in range(1, 30):
+                producer.send("orders", b"%d" % number).result(timeout_ms=20_000)
+        wait_for(lambda: read_waymark(path).records == 30, "the mark", PATIENCE_S)
+        rq.shutdown()
+    shutil.rmtree(path)
+    shutil.copytree(backup, path)
+    with ray_cluster("b1"):
+        rq = rayqueue.connect(data_dir=data)
+
+        def problem() -> str:
+            return str(rq.topic("orders").partitions[0].replicas[0].problem)
+
+        wait_for(lambda: "rayqueue recover --unsafe" in problem(), "the copy to say so", PATIENCE_S)
+        assert "the records before offset 30" in problem()
+        told = rq.recover_partition("orders", 0)
+        assert (told.kept_records, told.known_lost_records, told.done) == (1, 29, None)
+        rq.recover_partition("orders", 0, unsafe=True)
+        wait_for(lambda: all(each.settled for each in rq.cluster().recoveries), "the survivor to lead", PATIENCE_S)
+        with rq.producer() as producer:
+            assert producer.send("orders", b"1").result(timeout_ms=30_000).offset == 1
+        assert values(rq, 2) == [b"0", b"1"]
         rq.shutdown()
 
 

@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 from rayqueue.ids import ReplicaId
+from rayqueue.log.waymark import read_waymark
 from rayqueue.testing import ProcessGroup, wait_for
 from tests.integration.history import RECORDS_PER_BATCH, end_of, numbered
 
@@ -60,6 +61,29 @@ def test_an_old_copy_beside_a_lost_node_loses_nothing(tmp_path: Path) -> None:
         for node in group.nodes:
             bases = [batch.base_offset for batch in group.client.read_log(via=node)]
             assert bases == list(range(0, end, RECORDS_PER_BATCH))
+        assert group.crashes == []
+
+
+def test_an_old_copy_of_the_only_replica_says_what_is_lost_and_a_newer_one_goes_on(tmp_path: Path) -> None:
+    with ProcessGroup(tmp_path / "group", 1) as group:
+        (node,) = group.nodes
+        path, older, newer = (tmp_path / each for each in (f"group/{node}", "older", "newer"))
+        _write(group, 0, 1)
+        group.kill(node)
+        shutil.copytree(path, older)
+        group.restart(node)
+        end = _write(group, 1, BATCHES)
+        wait_for(lambda: read_waymark(path).records == end, "the mark", 30.0)
+        group.kill(node)
+        shutil.copytree(path, newer)
+        _restore(path, older)
+        group.restart(node)
+        wait_for(lambda: f"before offset {end}" in str(group.status(node).doubted), "the copy to say so", 30.0)
+        _nobody_leads(group, [node])
+        group.kill(node)
+        _restore(path, newer)
+        group.restart(node)
+        group.wait_for_offset(_write(group, 1 + BATCHES, 1))
         assert group.crashes == []
 
 

@@ -6,6 +6,7 @@ from copy import deepcopy
 
 from rayqueue.ids import Index, ReplicaId, Term
 from rayqueue.log.memory_store import MemoryDisk
+from rayqueue.log.waymark import Waymark
 from rayqueue.raft.doubt import Doubt, Membership
 from rayqueue.raft.engine import RaftEngine
 from rayqueue.raft.messages import Account, PreVote, RequestVote
@@ -70,6 +71,30 @@ def test_the_only_voter_has_nobody_to_ask() -> None:
     leader = net.leader
     _propose(net, leader, "first")
     _restore(net, leader.replica_id, deepcopy(net.stores[leader.replica_id].disk))
+    _propose(net, net.leader, "second")
+    assert net.leader.doubted is None
+
+
+def test_the_only_voter_does_not_go_on_below_what_it_remembers_to_have_acknowledged() -> None:
+    net = Engines("a")
+    leader = net.leader
+    _propose(net, leader, "first")
+    older = deepcopy(net.stores[leader.replica_id].disk)
+    for number in range(3):
+        _propose(net, net.leader, f"later {number}")
+    store = net.stores[leader.replica_id]
+    store.set_waymark(Waymark(store.last_term, store.last_index, 30))
+    newest = deepcopy(store.disk)
+    older.waymark = store.waymark  # it is beside the disk
+    _restore(net, leader.replica_id, older)
+    net.run(10)
+    engine = net.engines[leader.replica_id]
+    assert not engine.is_leader
+    assert engine.doubted is not None
+    assert "before offset 30" in engine.doubted
+    assert f"ends at entry {older.last_index}" in engine.doubted
+    assert "rayqueue recover --unsafe" in engine.doubted
+    _restore(net, leader.replica_id, newest)  # a newer copy lacks nothing
     _propose(net, net.leader, "second")
     assert net.leader.doubted is None
 

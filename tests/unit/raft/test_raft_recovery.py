@@ -6,6 +6,7 @@ import pytest
 
 from rayqueue.errors import InvalidInputError, MembershipError
 from rayqueue.ids import GroupId, ReplicaId
+from rayqueue.log.waymark import Waymark
 from rayqueue.raft.recovery import members_of, stand_alone, standing, wire_name
 from rayqueue.raft.replica_set import ReplicaSet
 from tests.unit.raft.engines import Engines
@@ -39,6 +40,18 @@ def test_the_survivor_leads_alone_with_all_that_its_log_has() -> None:
     group.leader.propose(b"\x20x", "more")
     assert group.answer("more") == 6 + 5 + 2, "what it had, what was written behind, what is new"
     assert members_of(group.stores[survivor]) == ReplicaSet(frozenset({survivor}), epoch=1)
+
+
+def test_an_older_copy_goes_on_in_a_term_above_those_that_are_remembered_beside_it() -> None:
+    """Found by trying: in a term that it had forgotten, it went on doubting itself."""
+    group, survivor = lost_majority()
+    store = group.stores[survivor]
+    store.set_waymark(Waymark(store.hard.term + 5, store.last_index + 100, 1000))
+    stand_alone(store, 1)
+    group.restart(survivor)
+    group.run(5)
+    assert group.leader.replica_id == survivor
+    assert group.leader.doubted is None
 
 
 def test_the_epoch_stays_through_later_changes_and_reaches_new_replicas() -> None:
