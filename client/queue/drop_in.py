@@ -22,6 +22,7 @@ from itertools import count
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import ray
+from ray.exceptions import RayActorError
 from ray.util.queue import Empty, Full
 
 from rayqueue.client.joining import own_node
@@ -59,6 +60,15 @@ _WAIT_MS = 10_000
 """How long one question for an item waits in the partition."""
 _ONE = 0
 PREFIX = "ray-queue."
+
+
+class QueueEndedError(ClosedError, RayActorError):
+    """The queue was shut down, here or elsewhere. Also what ``ray.util.queue`` raises then: its actor is dead."""
+
+    def __init__(self, message: str, /, **details: Any) -> None:
+        Exception.__init__(self, message)
+        RayActorError.__init__(self, error_msg=message)
+        self.details = details
 
 
 class Queue:
@@ -244,7 +254,7 @@ class Queue:
 
     async def _opened(self) -> TopicInfo:
         if self.actor is None:
-            raise ClosedError(f"queue {self.name} was shut down")
+            raise QueueEndedError(f"queue {self.name} was shut down")
         if self._info is None:
             await beside(lambda: self._rq.io)  # connected, which may block
             self._info = await self._there(self._rq.routes.topic(self.name))
@@ -260,7 +270,7 @@ class Queue:
         try:
             return await in_io(self._rq.io, work)
         except (UnknownTopicError, TopicRecreatedError):
-            raise ClosedError(f"queue {self.name} was shut down") from None
+            raise QueueEndedError(f"queue {self.name} was shut down") from None
 
 
 def _opened_again(rq: RayQueue, name: str, maxsize: int) -> Queue:

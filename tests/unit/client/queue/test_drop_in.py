@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import inspect
 import queue
 import threading
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 import ray.util.queue
+from ray.exceptions import RayActorError
 
 from rayqueue import Empty, Full, Queue
 from rayqueue.errors import ClosedError
@@ -218,8 +220,11 @@ def test_shutdown_ends_it_for_everybody(rq: memory.MemoryQueue) -> None:
     assert q.actor is None
     with pytest.raises(ClosedError):
         q.get()
-    with pytest.raises(ClosedError):
+    with pytest.raises(RayActorError, match="ends was shut down") as ended:  # as with Ray, whose actor is dead then
         other.get(timeout=1)
+    again = copy.copy(ended.value)  # by its __reduce__, as Ray sends it
+    assert isinstance(again, ClosedError)
+    assert (str(again), again.error_msg) == (str(ended.value), str(ended.value))
     assert [topic.name for topic in rq.topics()] == []
 
 
