@@ -3,13 +3,12 @@
     python benchmarks/work_queue.py [--quick] [--json]
 
 One process puts jobs of 100 B, 1, 4 and 16 others do nothing with them but
-acknowledge them; the clock runs from the first put until the last
-acknowledgement is committed, one by one until the last job is handled (its
-acknowledgement is committed some milliseconds later). The queue has four
+acknowledge them; the clock runs from the first put until a look at the queue, one
+in 10 ms, finds no job: the last acknowledgement is committed. The queue has four
 partitions on three replicas, fsync before every answer, default settings.
 
 ``jobs_per_s_N``         one by one: ``put(wait=False)``, ``for job in queue`` with N workers
-``batch_jobs_per_s_N``   in batches of 100: ``put_many``, ``get(100)``, ``ack``
+``batch_jobs_per_s_N``   in batches of 100: ``put_many(wait=False)``, ``get(100)``, ``ack(wait=False)``
 ``ray_queue_jobs_per_s`` ``ray.util.queue``: ``put`` and ``get``, one by one, one worker; in memory, one copy
 ``redis_jobs_per_s``     Redis Streams: XADD, XREADGROUP and XACK in batches of 100, one worker, ``appendfsync always``,
                          one copy; ``redis_single_jobs_per_s`` one by one
@@ -35,6 +34,7 @@ from benchmarks._redis import Redis, redis, redis_server
 from rayqueue.client.embedded import embedded_ray
 from rayqueue.client.handle import RayQueue
 from rayqueue.client.queue.queue import JobQueue
+from rayqueue.protocol.jobs import QueueSizes
 
 QUEUE = "jobs"
 PARTITIONS = 4
@@ -43,7 +43,7 @@ BATCH = 100
 WORKERS = (1, 4, 16)
 PATIENCE_S = 120.0
 EVERY_S = 0.004
-PAUSE_MS = 10
+LOOK_S = 0.01
 STREAM, GROUP = "jobs", "workers"
 
 
@@ -83,29 +83,17 @@ class Doer:
         self._queue: JobQueue[Any, Any] = rq.queue(QUEUE, create=False)
         self._queue.get(timeout_ms=0)
 
-    def one_by_one(self, idle_ms: int) -> tuple[int, float]:
-        """How many jobs it has done, and when the last of them was."""
-        ended_s = 0.0
+    def one_by_one(self, idle_ms: int) -> int:
+        """How many jobs it has done."""
+        return self._queue.work(lambda _: None, idle_ms=idle_ms)
 
-        def do(_: Any) -> None:
-            nonlocal ended_s
-            ended_s = time.monotonic()
-
-        count = self._queue.work(do, idle_ms=idle_ms)
-        return count, ended_s
-
-    def batches(self, idle_ms: int) -> tuple[int, float]:
-        """How many jobs it has acknowledged, and when it knew that the last of them is committed: it looks for that
-        whenever there was no job for some milliseconds."""
-        done, ended_s = 0, 0.0
+    def batches(self, idle_ms: int) -> int:
+        done = 0
         while jobs := self._queue.get(BATCH, timeout_ms=idle_ms):
-            while jobs:
-                self._queue.ack(jobs, wait=False)
-                done += len(jobs)
-                jobs = self._queue.get(BATCH, timeout_ms=PAUSE_MS)
-            self._queue.flush()
-            ended_s = time.monotonic()
-        return done, ended_s
+            self._queue.ack(jobs, wait=False)
+            done += len(jobs)
+        self._queue.flush()
+        return done
 
     def latencies(self, count: int) -> list[float]:
         took_ms: list[float] = []
@@ -117,18 +105,21 @@ class Doer:
         return took_ms
 
 
-def throughput(putter: Any, doers: Sequence[Any], method: str, count: int) -> float:
-    """Jobs per second."""
+def throughput(queue: JobQueue[Any, Any], putter: Any, doers: Sequence[Any], method: str, count: int) -> float:
+    """Jobs per second, from the first put until the queue says that none is left."""
     idle_ms = 3000
     doing = [getattr(doer, method).remote(idle_ms) for doer in doers]
     time.sleep(0.2)
-    putting = getattr(putter, method).remote(count)
-    done = ray.get(doing, timeout=PATIENCE_S)
-    began_s = ray.get(putting)
-    total = sum(each for each, _ in done)
+    began_s = ray.get(getattr(putter, method).remote(count), timeout=PATIENCE_S)
+    while queue.size() != QueueSizes(0, 0, 0, 0):
+        if time.monotonic() > began_s + PATIENCE_S:
+            raise SystemExit(f"after {PATIENCE_S:.0f} s not all is done: {queue.size()}")
+        time.sleep(LOOK_S)
+    took_s = time.monotonic() - began_s
+    total = sum(ray.get(doing, timeout=PATIENCE_S))
     if total != count:
         raise SystemExit(f"{count} jobs were put, and {total} were done")
-    return float(count / (max(ended_s for _, ended_s in done) - began_s))
+    return float(count / took_s)
 
 
 class RayPutter:
@@ -213,15 +204,17 @@ def main() -> None:
         steps.next("start")
         rq = rayqueue.connect(data_dir=data_dir / "rayqueue")
         try:
-            rq.queue(QUEUE, partitions=PARTITIONS)  # one for all: its processes are what this machine has to bear
+            queue = rq.queue(
+                QUEUE, partitions=PARTITIONS
+            )  # one for all: its processes are what this machine has to bear
             for method, name, count in (("one_by_one", "jobs_per_s", jobs), ("batches", "batch_jobs_per_s", batched)):
                 rates = []
                 for workers in WORKERS:
                     steps.next(f"{method}, {workers} workers")
                     putter = actor(Putter, rq)
                     doers = [actor(Doer, rq) for _ in range(workers)]
-                    throughput(putter, doers, method, 10 * BATCH)
-                    rates.append(throughput(putter, doers, method, count))
+                    throughput(queue, putter, doers, method, 10 * BATCH)
+                    rates.append(throughput(queue, putter, doers, method, count))
                     bench.add(**{f"{name}_{workers}": rates[-1]})
                     for each in (putter, *doers):
                         ray.kill(each)

@@ -25,9 +25,9 @@ from rayqueue.protocol.jobs import MAX_JOBS
 LOOK_AGAIN_S = 1.0
 SHARE = 100
 """Jobs that one partition is asked for, at least, if so many are wanted."""
-MAX_AHEAD = 2000
+MAX_AHEAD = 1000
 """Jobs that are taken before they are asked for, at most."""
-AHEAD_S = 0.05
+AHEAD_S = 0.03
 """As much work, about, is taken ahead."""
 _JOB_BYTES = 64
 """Of a job without key and value, as partitions count it."""
@@ -179,6 +179,11 @@ class Ahead:
     def at_once(self, size_bytes: int) -> int:
         """How many jobs, of the size of the last ones, fit into these bytes; at least one."""
         return max(1, size_bytes // self._job_bytes)
+
+    def goes_on(self, now_s: float) -> None:
+        """The application has waited for something of ours until now."""
+        if self._gave is not None:
+            self._gave = max(now_s - QUICK_S / 2, self._gave[0]), self._gave[1]
 
     def wanted(self, now_s: float) -> int:
         """How many to have in store now: none once the worker has not come back for a while."""

@@ -67,6 +67,10 @@ HAND_BACK_S = 0.2
 """How long a job that came early waits for an application that does not ask for jobs, or slowly."""
 LINGER_S = 0.02
 """How long nobody has to wait for jobs until a parked take is withdrawn: whoever polls comes back sooner."""
+_BLOCKED_S = 2.0
+"""The same while the application waits for an answer about its last jobs."""
+_LATE_S = 0.05
+"""A timer that is so late tells that this process was not given a processor."""
 _FOREVER_S = 3600.0
 _END_MS = 2000
 
@@ -114,6 +118,7 @@ class Worker:
         self._waiters: deque[_Waiter] = deque()
         self._ahead = Ahead(settings.consumer.prefetch_bytes)
         self._endings: dict[int, list[Ending]] = {}
+        self._blocked = 0
         self._kicked = False
         self._closed = False
         self._error: RayQueueError | None = None
@@ -131,6 +136,7 @@ class Worker:
         self._settling: dict[int, asyncio.Task[None]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
+        self._due_s = 0.0
 
     # -- what applications ask, from any thread -----------------------------------------------
 
@@ -204,7 +210,18 @@ class Worker:
         answer: concurrent.futures.Future[None] = concurrent.futures.Future()
         told = _Countdown(len(by_lease), answer)
         self._end(jobs, by_lease, lambda _: told, kind, delay, reason, traceback, result)
-        await outcome(answer)
+        await self._waited_for(answer)
+
+    async def _waited_for(self, answer: concurrent.futures.Future[None]) -> None:
+        """The application waits here. It asks for no jobs meanwhile, but not because it is slow."""
+        with self._lock:
+            self._blocked += 1
+        try:
+            await outcome(answer)
+        finally:
+            with self._lock:
+                self._blocked -= 1
+                self._ahead.goes_on(time.monotonic())
 
     def settle_later(
         self,
@@ -267,7 +284,7 @@ class Worker:
 
     async def flush(self) -> None:
         """Until all that was said of jobs has been answered. Raises the first failure of what nobody has waited for."""
-        await outcome(self._io.run(self._flushed()))
+        await self._waited_for(self._io.run(self._flushed()))
         failed, self._unreported = self._unreported, None
         if failed is not None:
             raise failed
@@ -467,7 +484,11 @@ class Worker:
     def _hand_back(self, now_s: float, *, everything: bool = False, of: int | None = None) -> None:
         """What came early and nobody will want soon; or all of it; or all ``of`` one partition."""
         with self._lock:
-            soon = 0 if everything or of is not None else self._ahead.soon(now_s, HAND_BACK_S)
+            soon = (
+                0
+                if everything or of is not None
+                else self._ahead.soon(now_s, _BLOCKED_S if self._blocked else HAND_BACK_S)
+            )
             kept, returned = list(islice(self._buffer, soon)), []
             for each in islice(self._buffer, soon, None):
                 until_s, job = each
@@ -567,14 +588,17 @@ class Worker:
         if self._withdraw_s is not None:
             due.append(self._withdraw_s)
         if due and not self._closed:
-            wait_s = max(0.0, min(due) - now_s)
-            self._timer = asyncio.get_running_loop().call_later(wait_s, self._on_time)
+            self._due_s = max(now_s, min(due))
+            self._timer = asyncio.get_running_loop().call_later(self._due_s - now_s, self._on_time)
 
     def _on_time(self) -> None:
         self._timer = None
         now_s = time.monotonic()
         self._spared_s = now_s
-        self._hand_back(now_s)
+        if now_s - self._due_s < _LATE_S:
+            self._hand_back(now_s)
+        else:  # the process has not got a processor: nor had the application, which may come back at once
+            self._spared_s += HAND_BACK_S
         if self._withdraw_s is not None and self._withdraw_s <= now_s:
             self._withdraw_s = None
             parked, self._parked = self._parked, {}
