@@ -1,18 +1,25 @@
 """The gateway: REST and gRPC, in messages and in requests per second, beside plain echoes.
 
-    python benchmarks/gateway.py [--quick] [--json]
+    python benchmarks/gateway.py [--quick] [--soak SECONDS] [--json]
 
 One gateway, an actor of its own; a topic of one partition on three replicas,
 fsync before every acknowledgement; 100 B. The callers are threads of this
 process, over loopback.
 
-``rest_batch100``  POST of 100 records at a time, several callers
+``rest_batch100``  POST of 100 records at a time, 16 callers: each waits for its answer, so with few of them it is the
+                   time of an fsync that is measured
 ``grpc_publish``   one stream of batches of 500 records, 32 under way
 ``grpc_subscribe`` one subscription that reads a topic from its beginning, acknowledging every 5,000
 ``p50``, ``p99``   one caller, one record: from the request to its acknowledgement
-``echo``           the same requests to a FastAPI and to a gRPC server that only send a body back: the limit
+``echo``           the same requests, to a FastAPI route that sends the body back and looks at none of it, and to a gRPC
+                   method that decodes the message and answers with a number: the limit of the servers alone
+``model_echo``     the same requests, to a FastAPI route that has pydantic models of the body and of the answer, as most
+                   have; to a gRPC method that answers with a place for each record. They do the gateway's work but for
+                   the queue's
+``memory``         of the gateway under load; with ``--soak`` that alone, for so many seconds
 
-``rest_to_echo`` and ``grpc_to_echo`` are the gateway's requests per second as a part of the echo's.
+``rest_to_echo``, ``rest_to_model_echo`` and their kin are the gateway's requests per second as a part of the echo's.
+The echo has a core for itself; the gateway shares the machine with three replicas that write what it is sent.
 """
 
 from __future__ import annotations
@@ -34,6 +41,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import grpc
 import uvicorn
 from fastapi import FastAPI, Request, Response
+from pydantic import BaseModel
 
 import rayqueue
 from benchmarks._bench import Bench, parser, percentile
@@ -47,7 +55,7 @@ from rayqueue.gateway.rpc.v1.records_pb2_grpc import RecordServiceStub
 VALUE_BYTES = 100
 REST_BATCH = 100
 GRPC_BATCH = 500
-CALLERS = 4
+CALLERS = 16
 UNDER_WAY = 32
 ACK_EVERY = 5_000
 TOPIC = "gateway"
@@ -198,13 +206,43 @@ def subscribe_rate(stub: Any, seconds: float, most: int) -> float:
 # -- echoes -----------------------------------------------------------------------------------------
 
 
+class New(BaseModel):
+    text: str | None = None
+    base64: str | None = None
+    key: str | None = None
+    headers: dict[str, str] | None = None
+    priority: int = 0
+
+
+class Batch(BaseModel):
+    records: list[New]
+
+
+class Written(BaseModel):
+    partition: int
+    offset: int
+    timestamp_ms: int
+
+
+class Places(BaseModel):
+    topic: str
+    records: list[Written]
+
+
 def serve_http_echo(ready: Any) -> None:
     app = FastAPI()
 
     async def echo(request: Request) -> Response:
         return Response(await request.body(), media_type="application/json")
 
+    async def model_echo(body: Batch) -> Places:
+        return Places(
+            topic=TOPIC,
+            records=[Written(partition=0, offset=row, timestamp_ms=0) for row in range(len(body.records))],
+        )
+
     app.add_api_route("/echo", echo, methods=["POST"])
+    app.add_api_route("/model_echo", model_echo, methods=["POST"])
     listening = socket.create_server(("127.0.0.1", 0))
     ready.put(listening.getsockname()[1])
     uvicorn.Server(uvicorn.Config(app, log_level="error", access_log=False)).run(sockets=[listening])
@@ -216,11 +254,19 @@ def serve_grpc_echo(ready: Any) -> None:
             async for request in requests:
                 yield pb.ProduceResponse(number=len(request.records))
 
+        async def model_echo(requests: Any, context: Any) -> Any:
+            async for request in requests:
+                places = [common_pb2.Written(partition=0, offset=row) for row in range(len(request.records))]
+                yield pb.ProduceResponse(number=request.number, records=places)
+
         server = grpc.aio.server()
-        handler = grpc.stream_stream_rpc_method_handler(
-            echo, pb.ProduceRequest.FromString, pb.ProduceResponse.SerializeToString
-        )
-        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("bench.Echo", {"Echo": handler}),))
+        handlers = {
+            name: grpc.stream_stream_rpc_method_handler(
+                serving, pb.ProduceRequest.FromString, pb.ProduceResponse.SerializeToString
+            )
+            for name, serving in (("Echo", echo), ("ModelEcho", model_echo))
+        }
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("bench.Echo", handlers),))
         ready.put(server.add_insecure_port("127.0.0.1:0"))
         await server.start()
         await server.wait_for_termination()
@@ -257,10 +303,11 @@ def measure_rest(bench: Bench, port: int, seconds: float, latencies: int) -> Non
     try:
         rest_rate(echo_port, "/echo", batch(REST_BATCH), 1.0)
         echo = rest_rate(echo_port, "/echo", batch(REST_BATCH), seconds)
+        model_echo = rest_rate(echo_port, "/model_echo", batch(REST_BATCH), seconds)
     finally:
         process.terminate()
     bench.add(rest_batch100_msgs_per_s=requests * REST_BATCH, rest_requests_per_s=requests, rest_echo_per_s=echo)
-    bench.add(rest_to_echo=requests / echo)
+    bench.add(rest_model_echo_per_s=model_echo, rest_to_echo=requests / echo, rest_to_model_echo=requests / model_echo)
     bench.add(rest_p50_ms=percentile(single, 50), rest_p99_ms=percentile(single, 99))
 
 
@@ -275,29 +322,38 @@ def measure_grpc(bench: Bench, address: str, seconds: float, latencies: int) -> 
     process, echo_port = started(serve_grpc_echo)
     try:
         with grpc.insecure_channel(f"127.0.0.1:{echo_port}") as channel:
-            call: Any = channel.stream_stream(
-                "/bench.Echo/Echo", pb.ProduceRequest.SerializeToString, pb.ProduceResponse.FromString
-            )
-            produce_rate(call, 1.0)
-            echo = produce_rate(call, seconds)
+            calls: list[Any] = [
+                channel.stream_stream(
+                    f"/bench.Echo/{name}", pb.ProduceRequest.SerializeToString, pb.ProduceResponse.FromString
+                )
+                for name in ("Echo", "ModelEcho")
+            ]
+            produce_rate(calls[0], 1.0)
+            echo, model_echo = (produce_rate(call, seconds) for call in calls)
     finally:
         process.terminate()
     bench.add(grpc_publish_msgs_per_s=requests * GRPC_BATCH, grpc_requests_per_s=requests, grpc_echo_per_s=echo)
-    bench.add(grpc_subscribe_msgs_per_s=subscribed, grpc_to_echo=requests / echo)
+    bench.add(grpc_model_echo_per_s=model_echo, grpc_subscribe_msgs_per_s=subscribed)
+    bench.add(grpc_to_echo=requests / echo, grpc_to_model_echo=requests / model_echo)
     bench.add(grpc_p50_ms=percentile(single, 50), grpc_p99_ms=percentile(single, 99))
 
 
 def measure_memory(bench: Bench, told: dict[str, Any], seconds: float) -> None:
-    """How the gateway's memory grows under load."""
+    """How the gateway's memory grows under load: in all, and in the second half of the time."""
     port = int(told["rest"].rpartition(":")[2])
-    before = memory_mb(told["pid"])
-    rest_rate(port, f"/v1/topics/{TOPIC}/records", batch(REST_BATCH), seconds)
-    after = memory_mb(told["pid"])
-    bench.add(memory_before_mb=before, memory_after_mb=after, memory_grown_mb=after - before)
+    seen = [memory_mb(told["pid"])]
+    for _ in range(2):
+        rest_rate(port, f"/v1/topics/{TOPIC}/records", batch(REST_BATCH), seconds / 2)
+        seen.append(memory_mb(told["pid"]))
+    before, half, after = seen
+    bench.add(memory_s=seconds, memory_before_mb=before, memory_after_mb=after)
+    bench.add(memory_grown_mb=after - before, memory_grown_second_half_mb=after - half)
 
 
 def main() -> None:
-    options = parser(__doc__ or "").parse_args()
+    arguments = parser(__doc__ or "")
+    arguments.add_argument("--soak", type=float, metavar="SECONDS", help="the gateway's memory alone, for so long")
+    options = arguments.parse_args()
     bench = Bench("gateway", options)
     seconds, latencies, long_s = (3.0, 200, 5.0) if bench.quick else (20.0, 3000, 300.0)
     with bench.data_dir() as data_dir, bench.progress(4) as steps, embedded_ray():
@@ -307,12 +363,13 @@ def main() -> None:
             rq.create_topic(TOPIC, partitions=1, replication=3)
             limits: dict[str, Any] = {"requests_per_s": 1_000_000, "bytes_per_s": 1 << 40}
             (told,) = fleet.start(rq, GatewaySettings(rest_port=0, grpc_port=0, **limits), count=1)
-            steps.next("REST")
-            measure_rest(bench, int(told["rest"].rpartition(":")[2]), seconds, latencies)
-            steps.next("gRPC")
-            measure_grpc(bench, told["grpc"], seconds, latencies)
+            if options.soak is None:
+                steps.next("REST")
+                measure_rest(bench, int(told["rest"].rpartition(":")[2]), seconds, latencies)
+                steps.next("gRPC")
+                measure_grpc(bench, told["grpc"], seconds, latencies)
             steps.next("memory")
-            measure_memory(bench, told, long_s)
+            measure_memory(bench, told, options.soak or long_s)
         finally:
             rq.shutdown()
     bench.table("Gateway, three replicas, fsync, 100 B", ("", ""), list(bench.figures.items()))

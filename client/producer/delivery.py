@@ -29,6 +29,7 @@ import threading
 from bisect import bisect_right
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import repeat
 from typing import Any, NamedTuple, overload
 
 from rayqueue.client.arguments import seconds_of
@@ -261,6 +262,17 @@ class Outcome:
         offset = None if base is None else base + position
         return RecordMetadata(self.topic, self.partition, offset, self.timestamp(position))
 
+    def metadatas(self, start: int, stop: int) -> Iterator[RecordMetadata]:
+        """The same of several."""
+        base, times = self.base_offset, self.timestamps
+        return map(
+            RecordMetadata,
+            repeat(self.topic),
+            repeat(self.partition),
+            repeat(None) if base is None else range(base + start, base + stop),
+            repeat(times, stop - start) if isinstance(times, int) else times[start:stop],
+        )
+
 
 Range = tuple[Outcome, int, int]
 """Records of one batch: from the first position to before the second."""
@@ -420,6 +432,19 @@ class Deliveries(Sequence[Delivery]):
             yield from _known(self._ranges()).__await__()
         return self.result()
 
+    def metadatas(self) -> list[RecordMetadata]:
+        """Of all, in the order in which they were given; they are known and good."""
+        made: list[RecordMetadata] = []
+        for outcome, start, stop in self._ranges():
+            for leaf, begin, end in outcome.leaves(start, stop):
+                made += leaf.metadatas(begin, end)
+        if self._order is None:
+            return made
+        ordered = made.copy()
+        for place, original in enumerate(self._order):
+            ordered[original] = made[place]
+        return ordered
+
     def _ranges(self) -> list[Range]:
         return [(part.outcome, part.position, part.position + part.count) for part in self._parts]
 
@@ -462,7 +487,7 @@ class _Metadatas(Sequence[RecordMetadata]):
         return outcome.metadata(position)
 
     def __iter__(self) -> Iterator[RecordMetadata]:
-        return (self[index] for index in range(len(self)))
+        return iter(self._deliveries.metadatas())
 
 
 async def _known(ranges: Iterable[Range]) -> None:

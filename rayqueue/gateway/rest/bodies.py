@@ -11,6 +11,7 @@ import msgspec
 
 from rayqueue.config import GatewaySettings
 from rayqueue.errors import InvalidInputError, RequestTooLargeError, UnsupportedMediaError
+from rayqueue.gateway.within import within
 
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 
@@ -31,7 +32,7 @@ async def read(receive: Receive, headers: Mapping[str, str], settings: GatewaySe
     if encoding not in ("identity", "gzip"):
         raise UnsupportedMediaError(f"Content-Encoding {encoding!r} is not known here: gzip, or none")
     try:
-        body = await asyncio.wait_for(_all(receive, most), settings.slow_timeout_ms / 1000)
+        body = await within(settings.slow_timeout_ms / 1000, _all(receive, most))
     except asyncio.TimeoutError:
         raise SlowCallerError from None
     return unpacked(body, most) if encoding == "gzip" else body

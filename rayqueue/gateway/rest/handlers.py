@@ -149,7 +149,7 @@ async def _publish(call: Call, columns: Columns) -> Any:
     async def carry_out() -> bytes:
         written = await call.operations.publish(call.caller, topic, columns)
         return _ENCODE(
-            m.Published(topic, [m.WrittenOut(each.partition, each.offset or 0, each.timestamp) for each in written])
+            m.Published(topic, [m.WrittenOut(partition, offset or 0, at_ms) for _, partition, offset, at_ms in written])
         )
 
     key = call.headers.get("idempotency-key")

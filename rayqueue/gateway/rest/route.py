@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,7 +14,7 @@ from rayqueue.gateway.rest import models as m
 class Route:
     method: str
     path: str
-    handler: Callable[[h.Call], Awaitable[Any]]
+    handler: Callable[[h.Call], Coroutine[Any, Any, Any]]
     tag: str
     summary: str
     params: Any = m.NoParams

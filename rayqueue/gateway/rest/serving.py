@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, Coroutine, MutableMapping
 from typing import Any
 
 import msgspec
@@ -35,6 +35,7 @@ from rayqueue.gateway.rest.openapi import document
 from rayqueue.gateway.rest.pages import add_pages
 from rayqueue.gateway.rest.route import Route
 from rayqueue.gateway.rest.routes import ROUTES
+from rayqueue.gateway.within import within
 
 _log = logging.getLogger(__name__)
 
@@ -123,7 +124,7 @@ class _Serving:
         most_s = (self._settings.request_timeout_ms + getattr(call.params, "wait_ms", 0)) / 1000
         try:
             handling = route.handler(call)
-            found = await asyncio.wait_for(_watched(handling, request) if route.watched else handling, most_s)
+            found = await within(most_s, _watched(handling, request) if route.watched else handling)
         except asyncio.TimeoutError:
             raise OutcomeUnknownError(f"this was not done after {most_s:g} s; it may still be") from None
         if isinstance(found, Events):
@@ -214,7 +215,7 @@ class EventStream(Response):
             await self._events.aclose()  # type: ignore[attr-defined]
 
 
-async def _watched(handling: Awaitable[Any], request: Request) -> Any:
+async def _watched(handling: Coroutine[Any, Any, Any], request: Request) -> Any:
     """What it answers. ``SlowCallerError`` if the caller goes before: it is cancelled, and what it has taken for him
     is given back."""
     work = asyncio.ensure_future(handling)

@@ -21,6 +21,7 @@ from rayqueue.errors import InvalidInputError, PermissionDeniedError, RayQueueEr
 from rayqueue.gateway.principals import Caller
 from rayqueue.gateway.rest.serving import shown_key
 from rayqueue.gateway.rpc.statuses import status_of
+from rayqueue.gateway.within import within
 
 _log = logging.getLogger(__name__)
 
@@ -104,7 +105,7 @@ class _Calls:
         if caller is None:
             return await behaviour(request, context)
         most_s = (self._gateway.settings.request_timeout_ms + getattr(request, "wait_ms", 0)) / 1000
-        return await asyncio.wait_for(behaviour(request, Rpc(caller, who, context)), most_s)
+        return await within(most_s, behaviour(request, Rpc(caller, who, context)))
 
     def streaming(self, behaviour: Any) -> Any:
         async def call(raw: Any, context: Any) -> Any:
