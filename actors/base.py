@@ -51,6 +51,7 @@ from rayqueue.config import Settings
 from rayqueue.errors import DamagedLogError, RayQueueError, StorageError, StoreMissingError
 from rayqueue.ids import GroupId, ReplicaId
 from rayqueue.net.endpoint import Endpoint
+from rayqueue.net.requests import in_time
 
 if TYPE_CHECKING:
     from rayqueue.raft.replica_set import ReplicaSet
@@ -312,7 +313,7 @@ class ReplicaActor(Generic[ReplicaT]):
             await asyncio.gather(*map(meet, sorted(members)))
             pause_s = min(pause_s * 2, _PEER_RETRY_MAX_S)
             try:
-                await asyncio.wait_for(self._look_for_peers.wait(), pause_s)
+                await in_time(self._look_for_peers.wait(), pause_s)
             except asyncio.TimeoutError:
                 continue
             self._look_for_peers.clear()
@@ -323,7 +324,7 @@ class ReplicaActor(Generic[ReplicaT]):
         try:
             handle = await asyncio.to_thread(ray.get_actor, name, namespace)
             call: Awaitable[Address] = handle.address.remote()
-            return await asyncio.wait_for(call, _PEER_ANSWER_S)
+            return await in_time(call, _PEER_ANSWER_S)
         except (ValueError, OSError, RayError, RayQueueError, asyncio.TimeoutError) as error:
             _log.debug("%s has not said where it listens: %s", peer, error)
             return None

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable
-from contextlib import aclosing, suppress
+from collections.abc import Callable, Coroutine, Iterable
+from contextlib import suppress
 from typing import Any, TypeVar
 
 from rayqueue.config import Settings
@@ -183,23 +183,20 @@ class GroupRoute:
         hint, self._hint = self._hint, None
         if hint in nodes:
             nodes = (hint,)
-        async with aclosing(self._leading(nodes)) as leading:
-            async for term, channel in leading:
-                if term >= self.term:
-                    return self._follow(channel, term)
-        return None
+        return await self._first_leading(nodes, lambda term: term >= self.term)
 
-    async def _leading(self, nodes: Iterable[str]) -> AsyncGenerator[tuple[int, Channel], None]:
-        """Those of them that say that they lead, as they answer, and in which term."""
+    async def _first_leading(self, nodes: Iterable[str], counts: Callable[[int], bool]) -> Channel | None:
+        """The first of them that says that it leads, in a term that counts, is followed from now on."""
         asked = [asyncio.ensure_future(self._ask(node)) for node in nodes]
         try:
             for answer in asyncio.as_completed(asked):
                 found = await answer
-                if found is not None and found[0].role == "leader":
-                    yield found[0].term, found[1]
+                if found is not None and found[0].role == "leader" and counts(found[0].term):
+                    return self._follow(found[1], found[0].term)
         finally:
             for task in asked:
                 task.cancel()
+        return None
 
     async def _ask(self, node: str) -> tuple[ReplicaStatus, Channel] | None:
         try:
@@ -253,13 +250,11 @@ class GroupRoute:
 
     async def _ask_others(self, doubtful: Channel) -> None:
         others = [node for node in self.nodes if node != doubtful.endpoint.node]
+        newer = lambda term: term > self.term and doubtful is self.leader_channel  # noqa: E731
         try:
-            async with aclosing(self._leading(others)) as leading:
-                async for term, channel in leading:
-                    if term > self.term and doubtful is self.leader_channel:
-                        self._follow(channel, term)
-                        doubtful.close(f"it did not answer, and {channel.endpoint.node} leads now")
-                        return
+            found = await self._first_leading(others, newer)
+            if found is not None:
+                doubtful.close(f"it did not answer, and {found.endpoint.node} leads now")
         finally:
             if self.leader_channel is not None:
                 self._replicas.keep_only(self.leader_channel)

@@ -6,12 +6,6 @@ As in ``mutations``, one method is replaced while a schedule runs; ``faults`` an
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any
-from unittest.mock import patch
-
 from msgspec.structs import replace
 
 from rayqueue.partition import PartitionSettings
@@ -23,28 +17,13 @@ from rayqueue.partition.jobs.rows import JobRow, Note, State
 from rayqueue.partition.jobs.runs import Part
 from rayqueue.protocol.jobs import Settled
 from rayqueue.replica.jobs import Jobs, QueueTime
-from tests.sim.invariants import BrokenRule, Invariant
+from tests.sim.frame import Mutation
+from tests.sim.invariants import Invariant
 from tests.sim.job_world import JobWorld
 
 
-@dataclass(frozen=True, slots=True)
-class JobMutation:
-    name: str
-    finding: str
-    rule: BrokenRule
-    target: Any
-    attribute: str
-    replacement: Any
-    faults: frozenset[str]
-    settings: PartitionSettings | None = None
-
-    def world(self, seed: int) -> JobWorld:
-        return JobWorld(seed, self.faults, self.settings)
-
-    @contextmanager
-    def active(self) -> Iterator[None]:
-        with patch.object(self.target, self.attribute, self.replacement):
-            yield
+class JobMutation(Mutation):
+    make = JobWorld
 
 
 def _answer_first(jobs: Jobs) -> None:
@@ -121,21 +100,6 @@ def _without_texts(queue: JobQueue, index: int, at: int, place: int, told: Moved
 _move = JobQueue._move
 
 
-def _mutation(
-    name: str,
-    finding: str,
-    breaks: Invariant,
-    target: Any,
-    attribute: str,
-    replacement: Any,
-    *faults: str,
-    settings: PartitionSettings | None = None,
-    also: tuple[Invariant, ...] = (),
-) -> JobMutation:
-    rule = BrokenRule(breaks, frozenset(also))
-    return JobMutation(name, finding, rule, target, attribute, replacement, frozenset(faults), settings)
-
-
 _LOST_ANSWERS = ("app_cut", "app_reset", "kill", "partition", "transfer")
 _LATE = ("app_pause", "app_cut", "app_slow", "app_reset")
 
@@ -143,7 +107,7 @@ _QUEUE = PartitionSettings(queue=True, lease_ms=1_500, max_lease_ms=4_000, max_d
 _LONG = PartitionSettings(queue=True, lease_ms=900_000, max_lease_ms=900_000, max_deliveries=None)
 
 JOB_MUTATIONS = (
-    _mutation(
+    JobMutation.of(
         "settled_before_committed",
         "a worker is told that its acknowledgement counts before a majority has it",
         Invariant.JOB_ANSWERS,
@@ -152,7 +116,7 @@ JOB_MUTATIONS = (
         _answer_first,
         *_LOST_ANSWERS,
     ),
-    _mutation(
+    JobMutation.of(
         "any_token",
         "a job that waits is settled with any token",
         Invariant.JOB_STATE,
@@ -162,7 +126,7 @@ JOB_MUTATIONS = (
         *_LATE,
         settings=_QUEUE,
     ),
-    _mutation(
+    JobMutation.of(
         "stolen",
         "a lease that has ended acknowledges a job that another worker has",
         Invariant.JOB_STATE,
@@ -172,7 +136,7 @@ JOB_MUTATIONS = (
         *_LATE,
         settings=_QUEUE,
     ),
-    _mutation(
+    JobMutation.of(
         "uncounted",
         "a delivery is not counted with the lease",
         Invariant.JOB_STATE,
@@ -182,7 +146,7 @@ JOB_MUTATIONS = (
         *_LATE,
         settings=_QUEUE,
     ),
-    _mutation(
+    JobMutation.of(
         "tried_for_ever",
         "a job is tried more often than it may be",
         Invariant.JOB_STATE,
@@ -192,7 +156,7 @@ JOB_MUTATIONS = (
         *_LATE,
         settings=_QUEUE,
     ),
-    _mutation(
+    JobMutation.of(
         "time_stands_still",
         "nobody tells the log that something is due",
         Invariant.PROGRESS,
@@ -200,7 +164,7 @@ JOB_MUTATIONS = (
         "_let_time_pass",
         lambda jobs, queue: None,
     ),
-    _mutation(
+    JobMutation.of(
         "own_clock",
         "a new leader whose clock is behind lets the queue's time stand still",
         Invariant.PROGRESS,
@@ -210,7 +174,7 @@ JOB_MUTATIONS = (
         *("clock_jump", "transfer", "kill", "app_kill"),
         settings=_QUEUE,
     ),
-    _mutation(
+    JobMutation.of(
         "gone_unnoticed",
         "the leases of a worker whose connection broke go on",
         Invariant.PROGRESS,
@@ -220,7 +184,7 @@ JOB_MUTATIONS = (
         "app_kill",
         settings=_LONG,
     ),
-    _mutation(
+    JobMutation.of(
         "nothing_remembered",
         "a repeated settlement is told that the lease is lost",
         Invariant.JOB_STATE,
@@ -230,7 +194,7 @@ JOB_MUTATIONS = (
         *_LOST_ANSWERS,
         also=(Invariant.JOB_ANSWERS, Invariant.JOBS_KEPT),
     ),
-    _mutation(
+    JobMutation.of(
         "leased_again",
         "a repeated request gets other jobs, and the first ones are with nobody",
         Invariant.JOB_STATE,
@@ -240,7 +204,7 @@ JOB_MUTATIONS = (
         *_LOST_ANSWERS,
         also=(Invariant.JOBS_KEPT,),
     ),
-    _mutation(
+    JobMutation.of(
         "out_of_order",
         "several jobs of one key are given out at a time",
         Invariant.JOB_STATE,
@@ -249,7 +213,7 @@ JOB_MUTATIONS = (
         lambda queue, row: False,
         settings=replace(_QUEUE, ordered_by_key=True),
     ),
-    _mutation(
+    JobMutation.of(
         "trimmed",
         "the log is trimmed past jobs that are not done",
         Invariant.JOB_STATE,
@@ -258,7 +222,7 @@ JOB_MUTATIONS = (
         lambda queue, end: end,
         also=(Invariant.NO_SELF_STOP, Invariant.READABLE),
     ),
-    _mutation(
+    JobMutation.of(
         "left_behind",
         "the reasons of a dead letter are trimmed",
         Invariant.JOB_ANSWERS,
