@@ -93,7 +93,7 @@ class JobHandle:
         ``want_result``.
 
         Waits for ``timeout`` seconds, as ``concurrent.futures`` does, or for ``timeout_ms``; then
-        ``OutcomeUnknownError``. ``JobFailedError`` if the job is dead, with its reason and traceback;
+        ``OutcomeUnknownError``. ``JobFailedError`` if the job is dead, with its reason and traceback, or cancelled;
         ``UnknownJobError`` if there is no result any more (``result_ttl_ms``), or none was wanted.
         """
         timeout_s = seconds_of(timeout, timeout_ms)
@@ -106,6 +106,10 @@ class JobHandle:
             found: JobResult = await self._queue.ask_partition(where.partition, call, may_take_ms=wait_ms)
             if found.state == "done":
                 return None if found.value is None else self._queue.result_form.decode(found.value)
+            if found.state == "cancelled":
+                raise JobFailedError(
+                    f"job {where} of {self._queue.name} was cancelled", job=str(where), reason="cancelled", traceback=""
+                )
             if found.state == "dead":
                 raise JobFailedError(
                     f"job {where} of {self._queue.name} is dead: {found.reason or 'it was given up'}",

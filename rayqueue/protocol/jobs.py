@@ -191,7 +191,7 @@ class JobResult(msgspec.Struct, frozen=True, array_like=True):
     """What became of a job whose result was wanted."""
 
     state: str
-    """``done``, ``dead``, ``pending``, or ``gone``: there is no result (any more)."""
+    """``done``, ``dead``, ``cancelled``, ``pending``, or ``gone``: there is no result (any more)."""
     value: bytes | None = None
     reason: str = ""
     traceback: str = ""

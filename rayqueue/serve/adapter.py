@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
@@ -30,6 +30,7 @@ from rayqueue.serve.consumer import Consumer
 _log = logging.getLogger(__name__)
 
 _OPTIONS = ("key", "priority", "delay_ms", "deliver_at", "ttl_ms", "dedupe_id", "headers")
+_MOVED_ONCE_MS = 7 * 86_400_000
 _CELERY = ("countdown", "eta", "expires")
 
 
@@ -45,7 +46,6 @@ class RayQueueTaskProcessorAdapter(TaskProcessorAdapter):
         self._rq: RayQueue | None = None
         self._queues: dict[str, JobQueue[Any, Any]] = {}
         self._consumer: Consumer | None = None
-        self._cancelled: set[str] = set()
 
     # -- a replica's life ----------------------------------------------------------------------
 
@@ -54,14 +54,11 @@ class RayQueueTaskProcessorAdapter(TaskProcessorAdapter):
         self._concurrency = consumer_concurrency
         self._rq = self._options.connected()
         retries = self._config.max_retries
-        self._open(self._config.queue_name, None if retries is None else retries + 1)
-        for name in (self._config.failed_task_queue_name, self._config.unprocessable_task_queue_name):
-            if name:
-                self._open(name, None)
-
-    def _open(self, name: str, max_deliveries: int | None) -> None:
-        assert self._rq is not None  # noqa: S101  # initialize has connected
-        self._queues[name] = self._options.queue(self._rq, name, max_deliveries)
+        name = self._config.queue_name
+        self._queues[name] = self._options.queue(self._rq, name, None if retries is None else retries + 1)
+        for aside in (self._config.failed_task_queue_name, self._config.unprocessable_task_queue_name):
+            if aside:  # whoever moves a task there twice, moves it once
+                self._queues[aside] = self._options.queue(self._rq, aside, None, dedupe_window_ms=_MOVED_ONCE_MS)
 
     @property
     def _queue(self) -> JobQueue[Any, Any]:
@@ -79,13 +76,16 @@ class RayQueueTaskProcessorAdapter(TaskProcessorAdapter):
         if self._consumer is not None and self._consumer.alive:
             _log.info("the consumer of %s runs already", self._config.queue_name)
             return
+        failed = self._config.failed_task_queue_name or ""
+        windows = {each.name: each.settings.dedupe_window_ms for each in self._rq.topics()} if self._rq else {}
         self._consumer = Consumer(
             self._queue,
             self._handlers,
             concurrency=self._concurrency,
             max_retries=self._config.max_retries,
-            failed=self._queues.get(self._config.failed_task_queue_name or ""),
+            failed=self._queues.get(failed),
             unprocessable=self._queues.get(self._config.unprocessable_task_queue_name or ""),
+            remembers_ms=windows.get(failed, 0),
         )
         self._consumer.start()
 
@@ -100,14 +100,14 @@ class RayQueueTaskProcessorAdapter(TaskProcessorAdapter):
     def enqueue_task_sync(self, task_name: str, args: Any = None, kwargs: Any = None, **options: Any) -> TaskResult:
         """Put a task. Options are those of ``JobQueue.put`` (``delay_ms``, ``deliver_at``, ``ttl_ms``, ``priority``,
         ``key``, ``dedupe_id``, ``headers``) and Celery's ``countdown``, ``eta`` and ``expires``."""
-        task = encode_task(Task(task_name, list(args or ()), dict(kwargs or {})))
+        task = encode_task(_task(task_name, args, kwargs))
         return _enqueued(self._queue.put(task, want_result=True, **_options(options)))
 
     async def enqueue_task_async(
         self, task_name: str, args: Any = None, kwargs: Any = None, **options: Any
     ) -> TaskResult:
         """``await`` what ``enqueue_task_sync`` blocks for."""
-        task = encode_task(Task(task_name, list(args or ()), dict(kwargs or {})))
+        task = encode_task(_task(task_name, args, kwargs))
         return _enqueued(await self._queue.put_async(task, want_result=True, **_options(options)))
 
     def get_task_status_sync(self, task_id: str) -> TaskResult:
@@ -128,7 +128,7 @@ class RayQueueTaskProcessorAdapter(TaskProcessorAdapter):
             return TaskResult(id=task_id, status="SUCCESS", result=result)
         if found.state == "dead":
             return TaskResult(id=task_id, status="FAILURE", result=found.reason)
-        if task_id in self._cancelled:
+        if found.state == "cancelled":
             return TaskResult(id=task_id, status="REVOKED", result=None)
         status = await part(queue.state)(where)
         return TaskResult(id=task_id, status=_STATUS.get(status.state, _pending)(status), result=None)
@@ -142,10 +142,7 @@ class RayQueueTaskProcessorAdapter(TaskProcessorAdapter):
         return await run_awaiting(self._cancel_task(task_id))
 
     async def _cancel_task(self, task_id: str) -> bool:
-        cancelled = await part(self._queue.cancel)(task_id)
-        if cancelled:
-            self._cancelled.add(task_id)
-        return cancelled
+        return await part(self._queue.cancel)(task_id)
 
     # -- how it is -----------------------------------------------------------------------------
 
@@ -184,6 +181,14 @@ class RayQueueTaskProcessorAdapter(TaskProcessorAdapter):
         if self._consumer is not None and not self._consumer.alive:
             return [{name: {"error": "the consumer has ended"}}]
         return [{name: {"ok": "pong"}}]
+
+
+def _task(name: str, args: Any, kwargs: Any) -> Task:
+    if args is not None and not isinstance(args, (list, tuple)):
+        raise InvalidInputError(f"args of a task are a list or a tuple, not {type(args).__name__}", option="args")
+    if kwargs is not None and not isinstance(kwargs, Mapping):
+        raise InvalidInputError(f"kwargs of a task are a mapping, not {type(kwargs).__name__}", option="kwargs")
+    return Task(name, list(args or ()), dict(kwargs or {}))
 
 
 def _enqueued(handle: JobHandle) -> TaskResult:

@@ -26,6 +26,9 @@ class RayQueueAdapterConfig(BaseModel):
     max_lease_ms: int = Field(default=43_200_000, ge=1, description="how long one attempt may take at most")
     retry_backoff_ms: int = Field(default=1000, ge=0, description="before the first retry; then doubled each time")
     retry_backoff_max_ms: int = Field(default=60_000, ge=0, description="at most")
+    lanes: int = Field(default=1, ge=1, description="priorities of tasks: from 0 to this, exclusive")
+    ordered_by_key: bool = Field(default=False, description="tasks of one key are done one at a time, in order")
+    fair_by_key: bool = Field(default=False, description="keys take turns, however many tasks each has")
     result_ttl_ms: int = Field(default=86_400_000, ge=1, description="how long a task's result and state are kept")
 
     @classmethod
@@ -42,9 +45,9 @@ class RayQueueAdapterConfig(BaseModel):
     def connected(self) -> RayQueue:
         return connect(namespace=self.namespace)
 
-    def queue(self, rq: RayQueue, name: str, max_deliveries: int | None) -> JobQueue[Any, Any]:
-        """The queue of this name, made if there is none. Values are bytes: a task that cannot be read is the adapter's
-        to deal with."""
+    def queue(self, rq: RayQueue, name: str, max_deliveries: int | None, **more: Any) -> JobQueue[Any, Any]:
+        """The queue of this name, made if there is none, with ``more`` settings. Values are bytes: a task that cannot
+        be read is the adapter's to deal with."""
         if any(topic.name == name for topic in rq.topics()):
             return rq.queue(name, create=False, result_model=MSGPACK)
         return rq.queue(
@@ -57,7 +60,11 @@ class RayQueueAdapterConfig(BaseModel):
             max_deliveries=max_deliveries,
             retry_backoff_ms=self.retry_backoff_ms,
             retry_backoff_max_ms=self.retry_backoff_max_ms,
+            lanes=self.lanes,
+            ordered_by_key=self.ordered_by_key,
+            fair_by_key=self.fair_by_key,
             result_ttl_ms=self.result_ttl_ms,
+            **more,
         )
 
 

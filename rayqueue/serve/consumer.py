@@ -10,6 +10,7 @@ import asyncio
 import inspect
 import logging
 import threading
+import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -23,9 +24,12 @@ from rayqueue.serve.config import Task, decode_task, encode_task
 
 _log = logging.getLogger(__name__)
 
+UNREADABLE = "unprocessable"
+"""The name, in a queue for failed or unprocessable tasks, of one that had none to be read."""
 _SWEEP_S = 5.0
-_NOT_BY_A_HANDLER = ("lease expired", "worker gone")
-"""How a task dies without its handler raising anything: it took its worker with it."""
+_BY_THE_QUEUE = ("lease expired", "worker gone", "nack")
+"""How a task dies without its consumer giving it up: it took its worker with it, or a queue that was there before
+allows fewer deliveries than ``max_retries``."""
 
 
 class Consumer:
@@ -40,7 +44,9 @@ class Consumer:
         max_retries: int | None,
         failed: JobQueue[Any, Any] | None,
         unprocessable: JobQueue[Any, Any] | None,
+        remembers_ms: int,
     ) -> None:
+        """``remembers_ms``: how long the failed tasks' queue knows a ``dedupe_id``."""
         self.succeeded = 0
         self.failed_attempts = 0
         self._queue = queue
@@ -49,6 +55,7 @@ class Consumer:
         self._max_retries = max_retries
         self._failed = failed
         self._unprocessable = unprocessable
+        self._remembers_ms = remembers_ms
         self._stopping = threading.Event()
         self._running: asyncio.Task[Any] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -107,10 +114,13 @@ class Consumer:
     async def _handle(self, job: Job[Any, Any]) -> Any:
         try:
             task = decode_task(job.value)
-            handler = self._handlers[task.task]
-        except (ValueError, KeyError) as error:
-            reason = f"no handler is registered for {error}" if isinstance(error, KeyError) else str(error)
-            await self._set_aside(job, reason)
+        except ValueError as error:
+            await self._set_aside(job, Task(UNREADABLE), repr(job.value), str(error))
+            return None
+        handler = self._handlers.get(task.task)
+        if handler is None:
+            message = f"args={task.args!r} kwargs={task.kwargs!r}"
+            await self._set_aside(job, task, message, f"no handler is registered for {task.task!r}")
             return None
         try:
             result = await self._call(handler, task)
@@ -134,14 +144,16 @@ class Consumer:
         ``dedupe_id`` leaves one of the two."""
         reason, traceback = explained(error)
         if self._failed is not None:
-            told = [str(job.id), reason, repr(task.args), repr(task.kwargs), traceback]
+            told = [str(job.id), str(error), str(task.args), str(task.kwargs), traceback]
             await self._move(self._failed, task.task, told, job.id)
         _log.error("task %s (%s) of %s has failed for good: %s", job.id, task.task, self._queue.name, reason)
         await job.reject_async(reason, traceback=traceback)
 
-    async def _set_aside(self, job: Job[Any, Any], reason: str) -> None:
+    async def _set_aside(self, job: Job[Any, Any], task: Task, message: str, reason: str) -> None:
+        """Under its own name, with what Serve's own processor tells of one: name, id, message, reason, more."""
         if self._unprocessable is not None:
-            await self._move(self._unprocessable, "unprocessable", [str(job.id), job.value or b"", reason], job.id)
+            told = [task.task, str(job.id), message, reason, ""]
+            await self._move(self._unprocessable, task.task, told, job.id)
         _log.error("task %s of %s cannot be processed: %s", job.id, self._queue.name, reason)
         await job.reject_async(reason)
 
@@ -151,10 +163,11 @@ class Consumer:
             encode_task(Task(task, args)), headers={"origin": origin.encode()}, dedupe_id=origin[-256:]
         )
 
-    # -- tasks that took their workers with them ------------------------------------------------
+    # -- tasks that the queue itself gave up ----------------------------------------------------
 
     async def _sweep(self) -> None:
-        """Their workers could not tell the failed tasks' queue. Whoever lives does."""
+        """Their workers could not tell the failed tasks' queue. Whoever lives does, while that queue remembers what it
+        has been told."""
         seen: set[Any] = set()
         while self._failed is not None:
             await asyncio.sleep(_SWEEP_S)
@@ -162,8 +175,10 @@ class Consumer:
                 if not await self._queue.dead.count_async():
                     continue
                 dead = await self._queue.dead.list_async(1000)
+                since_ms = time.time() * 1000 - 0.9 * self._remembers_ms
                 for each in dead:
-                    if each.id not in seen and each.history and each.history[-1].kind in _NOT_BY_A_HANDLER:
+                    by_the_queue = bool(each.history) and each.history[-1].kind in _BY_THE_QUEUE
+                    if each.id not in seen and by_the_queue and each.died_ms > since_ms:
                         await self._tell_of(each)
                 seen = {each.id for each in dead}
             except RayQueueError as error:
@@ -175,7 +190,7 @@ class Consumer:
         try:
             task = decode_task(dead.value)
         except ValueError:
-            task = Task("unprocessable")
+            task = Task(UNREADABLE)
         last = dead.history[-1]
-        told = [str(dead.id), last.reason or last.kind, repr(task.args), repr(task.kwargs), last.traceback]
+        told = [str(dead.id), last.reason or last.kind, str(task.args), str(task.kwargs), last.traceback]
         await self._move(self._failed, task.task, told, dead.id)

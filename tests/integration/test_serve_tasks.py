@@ -84,10 +84,13 @@ def test_what_always_fails_and_what_nobody_can_do(url: str, rq: RayQueue, tasks:
     (failed,) = rq.queue(f"{serve_tasks.QUEUE}-failed", create=False).get(timeout_ms=20_000)
     moved = decode_task(failed.value)
     assert moved.task == "checksum"
-    assert moved.args[:2] == [fails.id, "ValueError: there is nothing to sum up"]
+    assert moved.args[:4] == [fails.id, "there is nothing to sum up", "[b'']", "{}"]
     assert "in checksum" in moved.args[4]
     (aside,) = rq.queue(f"{serve_tasks.QUEUE}-unprocessable", create=False).get(timeout_ms=20_000)
-    assert decode_task(aside.value).args[0] == unknown.id
+    moved = decode_task(aside.value)
+    assert (moved.task, moved.args[:2]) == ("no such task", ["no such task", unknown.id])
+    with pytest.raises(InvalidInputError, match="args of a task"):
+        tasks.enqueue_task_sync("checksum", args="not a list")
     dead = {str(each.id): each for each in rq.queue(serve_tasks.QUEUE, create=False).dead.list()}
     assert dead[fails.id].deliveries == 3  # max_retries=2, and the first
 
@@ -100,6 +103,8 @@ def test_cancelled_tasks_metrics_and_health(url: str, tasks: RayQueueTaskProcess
         assert await tasks.cancel_task_async(task.id)
         assert (await tasks.get_task_status_async(task.id)).status == "REVOKED"
         assert not await tasks.cancel_task_async(task.id)
+        elsewhere: Any = await asyncio.to_thread(instantiate_adapter_from_config, serve_tasks.CONFIG)
+        assert (await elsewhere.get_task_status_async(task.id)).status == "REVOKED"
         (told,) = await tasks.health_check_async()
         assert list(told.values()) == [{"ok": "pong"}]
 

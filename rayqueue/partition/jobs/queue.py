@@ -394,6 +394,8 @@ class JobQueue(JobStates):
             if row.state not in (State.READY, State.DELAYED):
                 return False
             self._leave(row)
+            if row.want_result:
+                self._tell(row, "cancelled")
             self._forget(row)
             return True
         lane = next((lane for lane, front in self.frontiers.items() if front.count and front.has(job_id)), None)

@@ -222,6 +222,8 @@ class Model:
                 self.results.pop(job_id, None)
                 self._wait(job, 0)
             else:
+                if kind == "cancel" and job.want_result:
+                    self.results[job_id] = self.now_ms + self.settings.result_ttl_ms, "cancelled", None
                 del self.jobs[job_id]
         return changed
 

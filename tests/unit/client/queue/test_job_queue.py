@@ -658,3 +658,22 @@ def test_a_get_that_is_given_up_loses_no_job(rq: memory.MemoryQueue) -> None:
         await job.ack_async()
 
     asyncio.run(main())
+
+
+def test_whoever_waits_for_a_cancelled_jobs_result_is_told_at_once(rq: memory.MemoryQueue) -> None:
+    queue = rq.queue("q", result_model="json")
+    handle = queue.put(b"x", want_result=True, delay_ms=3_600_000)
+    failed: list[JobFailedError] = []
+
+    def wait() -> None:
+        try:
+            handle.result(timeout=60)
+        except JobFailedError as error:
+            failed.append(error)
+
+    waiting = threading.Thread(target=wait)
+    waiting.start()
+    time.sleep(0.1)
+    assert handle.cancel()
+    waiting.join(20)
+    assert [error.details["reason"] for error in failed] == ["cancelled"]
