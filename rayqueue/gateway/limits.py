@@ -106,6 +106,8 @@ class Limits:
         self._bytes = Buckets("bytes", settings.bytes_per_s, clock_s)
         self.streams = Slots("sessions and streams", settings.max_streams_per_caller)
         self.connections = Slots("connections", settings.max_connections_per_source)
+        self.calls = Slots("gRPC calls", settings.max_connections_per_source)
+        """From one address: gRPC does not tell of connections, of which each has a call or is idle."""
 
     def arrived(self, source: str) -> None:
         """A request from this address: before its key is looked at, so that guessing keys is limited, too."""

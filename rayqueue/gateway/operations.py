@@ -234,12 +234,6 @@ class Operations:
     ) -> tuple[bytes, bool]:
         """Carry it out unless a request of this idempotency key was. Its answer, and whether that was before."""
         _topic(caller, "publish", topic)
-        return await self.written_once(caller, topic, key, contents, carry_out)
-
-    async def written_once(
-        self, caller: Caller, topic: str, key: str, contents: bytes, carry_out: Callable[[], Any]
-    ) -> tuple[bytes, bool]:
-        """The same, of somebody who may."""
         topic_id = (await self._info(topic)).topic_id
         return await self._requests.once(request_id(caller.name, topic, topic_id, key), contents, carry_out)
 

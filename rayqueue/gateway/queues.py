@@ -25,6 +25,7 @@ from rayqueue.errors import InvalidInputError, LeaseLostError, RayQueueError, Un
 from rayqueue.gateway.audit import Audit
 from rayqueue.gateway.operations import Columns, Operations, check_some
 from rayqueue.gateway.principals import Caller, Verb
+from rayqueue.gateway.requests import Requests, request_id
 from rayqueue.protocol.jobs import JobStatus, QueueSizes
 from rayqueue.protocol.topics import TopicInfo, check_name, is_internal
 from rayqueue.records import Headers
@@ -68,9 +69,10 @@ class QueueState(NamedTuple):
 class Queues:
     """Of one gateway. Belongs to its event loop."""
 
-    def __init__(self, rq: RayQueue, gateway_id: str, operations: Operations, audit: Audit) -> None:
+    def __init__(self, rq: RayQueue, gateway_id: str, operations: Operations, requests: Requests, audit: Audit) -> None:
         self._rq = rq
         self._operations = operations
+        self._requests = requests
         self._audit = audit
         self._worker = f"gateway-{gateway_id[:40]}-{secrets.token_hex(8)}"
         self._known: OrderedDict[str, DetachedQueue] = OrderedDict()
@@ -162,12 +164,39 @@ class Queues:
                 put[row] = PutJob(first, first != put[row].job)
         return put
 
-    async def once(
-        self, caller: Caller, name: str, key: str, contents: bytes, carry_out: Callable[[], Any]
+    async def put_once(
+        self,
+        caller: Caller,
+        name: str,
+        key: str,
+        contents: bytes,
+        columns: Columns,
+        wanted: Sequence[Wanted],
+        encode: Callable[[list[PutJob]], bytes],
     ) -> tuple[bytes, bool]:
-        """As ``Operations.once``, of jobs."""
+        """Put them unless a request of this idempotency key has. Its answer, and whether that was before.
+
+        Jobs get ids for duplicates that are derived from the key: within the queue's ``dedupe_window_ms`` a retry puts
+        what a gateway that died did not, and no job twice.
+        """
         _queue(caller, "publish", name)
-        return await self._operations.written_once(caller, name, key, contents, carry_out)
+        info = await self._info(name)
+        request = request_id(caller.name, name, info.topic_id, key)
+        named = [
+            each if each.dedupe_id is not None else each._replace(dedupe_id=f"{request.hex()}-{row}")
+            for row, each in enumerate(wanted)
+        ]
+
+        async def carry_out() -> bytes:
+            put = await self.put(caller, name, columns, named)
+            return encode(
+                [
+                    each if of.dedupe_id is not None else each._replace(duplicate=False)
+                    for each, of in zip(put, wanted, strict=True)
+                ]
+            )
+
+        return await self._requests.once(request, contents, carry_out, repeatable_ms=info.settings.dedupe_window_ms)
 
     # -- working --------------------------------------------------------------------------------
 

@@ -11,6 +11,9 @@ way: whether the records are written is not known, and nobody writes them again.
 A retry is told so (``RequestInProgressError`` while it may be under way,
 ``OutcomeUnknownError`` later). An attempt that failed and has certainly written
 nothing is let go, so that a retry is carried out.
+
+Requests whose effect is idempotent by itself for a while, such as jobs that are put
+with ids by which a queue knows duplicates, are carried out again instead.
 """
 
 from __future__ import annotations
@@ -129,16 +132,25 @@ class Requests:
         await self._follower.close()
 
     async def once(
-        self, request: bytes, contents: bytes, carry_out: Callable[[], Awaitable[bytes]]
+        self,
+        request: bytes,
+        contents: bytes,
+        carry_out: Callable[[], Awaitable[bytes]],
+        *,
+        repeatable_ms: int = 0,
     ) -> tuple[bytes, bool]:
-        """The request's answer, and whether it was carried out before."""
+        """The request's answer, and whether it was carried out before.
+
+        ``repeatable_ms``: for so long a repetition has no other effect than the first, so whoever asks again while
+        there is no answer carries it out, too, and gets the same one.
+        """
         if not self._started:
             self._started = True
             await self._follower.start()
         digest = hashlib.sha256(contents).digest()
         known = self._ledger.get(request)
         if known is not None:
-            return self._again(known, digest), True
+            return await self._asked_again(known, request, digest, carry_out, repeatable_ms)
         attempt = secrets.token_hex(8)
         claimed = await self._append(Claimed(request, digest, attempt))
         if not await self._follower.reached(claimed, self._timeout_s):
@@ -147,7 +159,7 @@ class Requests:
         if known is None:
             raise RequestInProgressError("too many idempotent requests at once: this one was forgotten; ask again")
         if known.attempt != attempt:
-            return self._again(known, digest), True
+            return await self._asked_again(known, request, digest, carry_out, repeatable_ms)
         try:
             answer = await carry_out()
         except OutcomeUnknownError:
@@ -155,11 +167,30 @@ class Requests:
         except RayQueueError:
             await self._append(LetGo(request, attempt))
             raise
+        await self._keep(Answered(request, attempt, answer))
+        return answer, False
+
+    async def _keep(self, answered: Answered) -> None:
         try:
-            await self._append(Answered(request, attempt, answer))
+            await self._append(answered)
         except RayQueueError as error:  # it is written; a retry will be told that this is not known
             _log.warning("the answer to an idempotent request could not be kept: %s", error)
-        return answer, False
+
+    async def _asked_again(
+        self,
+        known: Known,
+        request: bytes,
+        digest: bytes,
+        carry_out: Callable[[], Awaitable[bytes]],
+        repeatable_ms: int,
+    ) -> tuple[bytes, bool]:
+        # The effect of the first attempt may be as late as its deadline, and is remembered from then on.
+        age_ms = time.time() * 1000 - known.at_ms
+        if known.answer is None and known.contents == digest and age_ms < repeatable_ms - 2000 * self._timeout_s:
+            answer = await carry_out()
+            await self._keep(Answered(request, known.attempt, answer))
+            return answer, True
+        return self._again(known, digest), True
 
     def _again(self, known: Known, contents: bytes) -> bytes:
         if known.contents != contents:

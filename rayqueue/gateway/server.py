@@ -88,7 +88,7 @@ class Gateway:
             again=self.keys.again,
         )
         self.looking = Looking(rq, settings)
-        self.queues = Queues(rq, self.gateway_id, self.operations, self.audit)
+        self.queues = Queues(rq, self.gateway_id, self.operations, self._requests, self.audit)
         self._http: uvicorn.Server | None = None
         self._serving: asyncio.Task[None] | None = None
         self._rpc = RpcServer(self)

@@ -10,7 +10,7 @@ import msgspec
 from rayqueue.client.queue.dead import DeadJob
 from rayqueue.client.queue.detached import JobLease, Kind
 from rayqueue.errors import InvalidInputError, UnknownJobError
-from rayqueue.gateway.queues import QueueState, Wanted
+from rayqueue.gateway.queues import PutJob, QueueState, Wanted
 from rayqueue.gateway.rest import queue_models as m
 from rayqueue.gateway.rest.handlers import Answer, Call, Handed
 from rayqueue.gateway.rest.models import given
@@ -57,14 +57,13 @@ async def put_jobs(call: Call) -> Any:
     columns = contents_of(jobs, call.max_json_depth, "job")
     wanted = column(jobs, _wanted, "job")
 
-    async def carry_out() -> bytes:
-        put = await call.queues.put(call.caller, name, columns, wanted)
+    def encode(put: list[PutJob]) -> bytes:
         return msgspec.json.encode(m.Put(name, [m.PutOut(str(each.job), each.duplicate) for each in put]))
 
     key = call.headers.get("idempotency-key")
     if key is None:
-        return Answer(await carry_out(), {})
-    answer, before = await call.queues.once(call.caller, name, f"put:{key}", call.raw, carry_out)
+        return Answer(encode(await call.queues.put(call.caller, name, columns, wanted)), {})
+    answer, before = await call.queues.put_once(call.caller, name, f"put:{key}", call.raw, columns, wanted, encode)
     return Answer(answer, {"Idempotency-Replayed": "true" if before else "false"})
 
 

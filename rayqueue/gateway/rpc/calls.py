@@ -17,7 +17,12 @@ import grpc
 import grpc.aio
 from google.protobuf.message import DecodeError
 
-from rayqueue.errors import InvalidInputError, PermissionDeniedError, RayQueueError, UnauthenticatedError
+from rayqueue.errors import (
+    InvalidInputError,
+    PermissionDeniedError,
+    RayQueueError,
+    UnauthenticatedError,
+)
 from rayqueue.gateway.principals import Caller
 from rayqueue.gateway.rest.serving import shown_key
 from rayqueue.gateway.rpc.statuses import status_of
@@ -42,18 +47,13 @@ class Letting(grpc.aio.ServerInterceptor):
         method: str = handler_call_details.method
         metadata = dict(handler_call_details.invocation_metadata or ())
         calls = _Calls(self._gateway, method, token_of(metadata), handler.request_deserializer)
-        if handler.request_streaming and handler.response_streaming:
-            return _made(grpc.stream_stream_rpc_method_handler, handler, calls.streaming(handler.stream_stream))
+        behaviour = handler.stream_stream or handler.unary_stream or handler.stream_unary or handler.unary_unary
         if handler.response_streaming:
-            return _made(grpc.unary_stream_rpc_method_handler, handler, calls.streaming(handler.unary_stream))
-        if handler.request_streaming:
-            return _made(grpc.stream_unary_rpc_method_handler, handler, calls.unary(handler.stream_unary))
-        return _made(grpc.unary_unary_rpc_method_handler, handler, calls.unary(handler.unary_unary))
-
-
-def _made(make: Any, handler: Any, behaviour: Any) -> Any:
-    """The bytes of a request are looked at once its caller is let in."""
-    return make(behaviour, None, handler.response_serializer)
+            call, make = calls.streaming(behaviour, handler.request_streaming), grpc.stream_stream_rpc_method_handler
+        else:
+            call, make = calls.unary(behaviour, handler.request_streaming), grpc.stream_unary_rpc_method_handler
+        # Requests are read by us, as bytes: once the caller is let in, and not for longer than he may take.
+        return make(call, None, handler.response_serializer)
 
 
 def token_of(metadata: dict[str, Any]) -> str | None:
@@ -80,11 +80,23 @@ class _Calls:
         self._token = token
         self._decode = decode
 
-    def unary(self, behaviour: Any) -> Any:
-        async def call(request: Any, context: Any) -> Any:
-            return await self._ending(context, lambda: self._one(behaviour, request, context))
+    def unary(self, behaviour: Any, streamed: bool) -> Any:
+        async def call(requests: AsyncIterator[bytes], context: Any) -> Any:
+            return await self._ending(context, lambda: self._one(behaviour, streamed, requests, context))
 
         return call
+
+    async def _request(self, requests: AsyncIterator[bytes], streamed: bool) -> Any:
+        """The one message of a call, or the stream of them. Who does not send it in time is hung up on."""
+        if streamed:
+            return requests
+        within_s = self._gateway.settings.slow_timeout_ms / 1000
+        try:
+            return await asyncio.wait_for(anext(aiter(requests)), within_s)
+        except StopAsyncIteration:
+            raise InvalidInputError(f"{self._method} takes one message, and none came") from None
+        except asyncio.TimeoutError:
+            raise InvalidInputError(f"{self._method} was begun, and no message came for {within_s:g} s") from None
 
     def _decoded(self, request: Any) -> Any:
         """A message, or a stream of them."""
@@ -99,18 +111,22 @@ class _Calls:
         async for request in requests:
             yield self._decoded(request)
 
-    async def _one(self, behaviour: Any, raw: Any, context: Any) -> Any:
-        caller, who = self._let_in(context, raw)
+    async def _one(self, behaviour: Any, streamed: bool, requests: AsyncIterator[bytes], context: Any) -> Any:
+        caller, who = self._let_in(context)
+        raw = await self._request(requests, streamed)
+        self._take(who, raw)
         request = self._decoded(raw)
         if caller is None:
             return await behaviour(request, context)
         most_s = (self._gateway.settings.request_timeout_ms + getattr(request, "wait_ms", 0)) / 1000
         return await within(most_s, behaviour(request, Rpc(caller, who, context)))
 
-    def streaming(self, behaviour: Any) -> Any:
-        async def call(raw: Any, context: Any) -> Any:
+    def streaming(self, behaviour: Any, streamed: bool) -> Any:
+        async def call(requests: AsyncIterator[bytes], context: Any) -> Any:
             async def all_of() -> None:
-                caller, who = self._let_in(context, raw)
+                caller, who = self._let_in(context)
+                raw = await self._request(requests, streamed)
+                self._take(who, raw)
                 request = self._decoded(raw)
                 if caller is not None:
                     with self._gateway.limits.streams.held(who):
@@ -127,7 +143,7 @@ class _Calls:
 
         return call
 
-    def _let_in(self, context: Any, request: Any) -> tuple[Caller | None, str]:
+    def _let_in(self, context: Any) -> tuple[Caller | None, str]:
         """None: everybody is."""
         gateway = self._gateway
         source = source_of(context.peer())
@@ -135,13 +151,17 @@ class _Calls:
         if self._method.startswith(PUBLIC):
             return None, source
         caller: Caller = gateway.keys.caller(self._token)
-        who = caller.key_id or f"open {source}"
-        gateway.limits.take(who, len(request) if isinstance(request, bytes) else 0)
-        return caller, who
+        return caller, caller.key_id or f"open {source}"
+
+    def _take(self, who: str, request: Any) -> None:
+        """His share of requests and bytes."""
+        if not self._method.startswith(PUBLIC):
+            self._gateway.limits.take(who, len(request) if isinstance(request, bytes) else 0)
 
     async def _ending(self, context: Any, work: Callable[[], Awaitable[Any]]) -> Any:
         try:
-            return await work()
+            with self._gateway.limits.calls.held(source_of(context.peer())):
+                return await work()
         except RayQueueError as error:
             if self._gateway.keys.some and isinstance(error, UnauthenticatedError | PermissionDeniedError):
                 source = source_of(context.peer())

@@ -11,7 +11,7 @@ import msgspec
 from rayqueue.client.queue.dead import DeadJob
 from rayqueue.client.queue.detached import Kind, TakenJob
 from rayqueue.errors import InvalidInputError
-from rayqueue.gateway.queues import Queues, QueueState, Wanted
+from rayqueue.gateway.queues import PutJob, Queues, QueueState, Wanted
 from rayqueue.gateway.rpc.admin import given_settings, settings_of
 from rayqueue.gateway.rpc.calls import Rpc
 from rayqueue.gateway.rpc.messages import columns_of_contents
@@ -59,16 +59,21 @@ class WorkQueues(QueueServiceServicer):
     async def PutJobs(self, request: pb.PutJobsRequest, rpc: Rpc) -> pb.PutJobsResponse:  # noqa: N802
         columns, wanted = columns_of_contents(request.jobs), list(map(_wanted, request.jobs))
 
-        async def carry_out() -> bytes:
-            put = await self._queues.put(rpc.caller, request.queue, columns, wanted)
+        def answer_of(put: list[PutJob]) -> pb.PutJobsResponse:
             jobs = [pb.PutJob(job_id=str(each.job), duplicate=each.duplicate) for each in put]
-            return pb.PutJobsResponse(jobs=jobs).SerializeToString()
+            return pb.PutJobsResponse(jobs=jobs)
 
         if not request.idempotency_key:
-            return pb.PutJobsResponse.FromString(await carry_out())
+            return answer_of(await self._queues.put(rpc.caller, request.queue, columns, wanted))
         contents = msgspec.msgpack.encode([each.SerializeToString(deterministic=True) for each in request.jobs])
-        told, before = await self._queues.once(
-            rpc.caller, request.queue, f"grpc-put:{request.idempotency_key}", contents, carry_out
+        told, before = await self._queues.put_once(
+            rpc.caller,
+            request.queue,
+            f"grpc-put:{request.idempotency_key}",
+            contents,
+            columns,
+            wanted,
+            lambda put: answer_of(put).SerializeToString(),
         )
         answer = pb.PutJobsResponse.FromString(told)
         answer.replayed = before

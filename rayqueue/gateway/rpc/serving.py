@@ -46,6 +46,7 @@ class RpcServer:
             ("grpc.max_receive_message_length", settings.max_body_bytes),
             ("grpc.max_send_message_length", -1),
             ("grpc.max_concurrent_streams", settings.max_connections_per_source),
+            ("grpc.server_handshake_timeout_ms", settings.slow_timeout_ms),
             ("grpc.max_connection_idle_ms", settings.idle_timeout_ms),
             ("grpc.keepalive_time_ms", settings.idle_timeout_ms // 2 or 1),
             ("grpc.keepalive_timeout_ms", settings.slow_timeout_ms),

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import hashlib
 import threading
 import time
 from collections.abc import Callable
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 
 from rayqueue.client.queue.detached import JobLease
 from rayqueue.client.queue.job import JobId
 from rayqueue.errors import InvalidInputError
+from rayqueue.gateway.requests import TOPIC as REQUESTS
+from rayqueue.gateway.requests import Claimed, request_id
 from rayqueue.gateway.server import Gateway
 from rayqueue.testing import memory, wait_for
 from tests.unit.gateway.test_rest import problem
@@ -256,6 +260,39 @@ def test_an_idempotency_key_puts_once(rest: httpx.Client) -> None:
     assert second.headers["idempotency-replayed"] == "true"
     assert sizes(rest)[0] == 1
     problem(rest.post(f"{QUEUE}/jobs", json={"jobs": [{"text": "b"}]}, headers=headers), 422, "request_conflict")
+
+
+def test_an_idempotency_key_outlives_the_gateway_that_died_on_the_way(
+    rest: httpx.Client, rq: memory.MemoryQueue, gateway: Gateway
+) -> None:
+    """A claim without an answer, and some of the jobs put: what a gateway leaves that is killed in the middle."""
+    make(rest, partitions=3)
+    headers = {"Idempotency-Key": "k", "Content-Type": "application/json"}
+    jobs: list[Any] = [{"text": str(number)} for number in range(20)] + [{"text": "own", "dedupe_id": "mine"}]
+    body = msgspec.json.encode({"jobs": jobs})
+    (topic,) = (each for each in rq.topics() if each.name == "emails")
+    request = request_id("anonymous", "emails", topic.topic_id, "put:k")
+    other = {"jobs": [{"text": "other"}]}
+    started = rest.post(f"{QUEUE}/jobs", json=other, headers={"Idempotency-Key": "l"})
+    assert started.status_code == 200  # the topic of requests is there now
+    claimed = Claimed(request, hashlib.sha256(body).digest(), "of the dead")
+    with rq.producer() as producer:
+        producer.send(REQUESTS, msgspec.msgpack.encode(claimed)).result()
+    queue = rq.queue("emails")
+    for number in range(0, 20, 2):
+        queue.put(str(number).encode(), dedupe_id=f"{request.hex()}-{number}")
+    wait_for(lambda: gateway._requests._ledger.get(request) is not None, "the claim to be known", 20)
+    first = rest.post(f"{QUEUE}/jobs", content=body, headers=headers)
+    again = rest.post(f"{QUEUE}/jobs", content=body, headers=headers)
+    assert first.status_code == again.status_code == 200, first.text
+    assert first.json() == again.json()
+    assert {each["duplicate"] for each in first.json()["jobs"]} == {False}
+    texts: list[str] = []
+    while len(texts) < 22:
+        texts += [each["text"] for each in lease(rest, max=50, wait_ms=500, format="text")]
+    assert sorted(texts) == sorted([*(str(number) for number in range(20)), "other", "own"])
+    assert sizes(rest)[0] == 0
+    problem(rest.post(f"{QUEUE}/jobs", json=other, headers={"Idempotency-Key": "k"}), 422, "request_conflict")
 
 
 def test_wrong_bodies_put_and_settle_nothing(rest: httpx.Client) -> None:

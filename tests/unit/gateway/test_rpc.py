@@ -7,6 +7,7 @@ import importlib.util
 import queue
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -270,6 +271,46 @@ def test_health_and_reflection(channel: grpc.Channel) -> None:
         assert told.status == health_pb2.HealthCheckResponse.SERVING
     names = ProtoReflectionDescriptorDatabase(channel).get_services()
     assert {each.full_name for each in SERVICES} <= set(names)
+
+
+def test_who_begins_a_call_and_sends_no_message_is_hung_up_on(start: Callable[..., Gateway]) -> None:
+    gateway = start(slow_timeout_ms=500)
+    silent = threading.Event()
+
+    def nothing() -> Iterator[bytes]:
+        silent.wait(30)
+        yield b""
+
+    with grpc.insecure_channel(f"127.0.0.1:{gateway.grpc_port}") as channel:
+        # As a stream, so that the client lets the message wait; on the wire it is the same call.
+        call: Any = channel.stream_unary("/rayqueue.v1.AdminService/ListTopics")
+        assert refused(call, nothing())[0] == grpc.StatusCode.INVALID_ARGUMENT
+        silent.set()
+        assert refused(call, iter(()))[0] == grpc.StatusCode.INVALID_ARGUMENT
+        assert call(iter([b""])) == b""
+    wait_for(lambda: not gateway.limits.calls._held, "no call to be held")
+
+
+def test_one_address_has_so_many_calls_under_way(start: Callable[..., Gateway], rq: memory.MemoryQueue) -> None:
+    rq.create_topic("orders")
+    gateway = start(max_connections_per_source=3)
+    with ExitStack() as open_channels:
+        channels = [
+            open_channels.enter_context(
+                grpc.insecure_channel(f"127.0.0.1:{gateway.grpc_port}", options=[("grpc.use_local_subchannel_pool", 1)])
+            )
+            for _ in range(4)
+        ]
+        streams = [stub_of(RecordServiceStub, each).Fetch(pb.FetchRequest(topic="orders")) for each in channels[:3]]
+        wait_for(lambda: gateway.limits.calls._held.get("127.0.0.1") == 3, "three calls")
+        listing = pb.AppendRequest(topic="orders", records=new(b"x"))
+        told = refused(stub_of(RecordServiceStub, channels[3]).Append, listing)
+        assert told == (grpc.StatusCode.RESOURCE_EXHAUSTED, "rate_limited")
+        streams[0].cancel()
+        wait_for(lambda: gateway.limits.calls._held.get("127.0.0.1") == 2, "one call less")
+        assert stub_of(RecordServiceStub, channels[3]).Append(listing).records
+        for each in streams[1:]:
+            each.cancel()
 
 
 # -- who may what ---------------------------------------------------------------------------------------
