@@ -45,7 +45,7 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, NoReturn, TypeVar
 import ray
 from ray.exceptions import RayError
 
-from rayqueue.actors.names import actor_name, check_id, topic_partition
+from rayqueue.actors.names import actor_name, check_id, readable
 from rayqueue.actors.replies import Reply
 from rayqueue.config import Settings
 from rayqueue.errors import DamagedLogError, RayQueueError, StorageError, StoreMissingError
@@ -82,7 +82,7 @@ class ReplicaSpec:
     create: bool = False
     """Make the replica's data if there is none. Without it, or in a restart, missing data is an error."""
     voters: tuple[ReplicaId, ...] | None = None
-    """The members of a new group. None: this replica has data, or waits to be added to a group."""
+    """The voters of a new group. None: this replica has data, or waits to be added to a group."""
     host: str = "127.0.0.1"
     """Where it listens for its peers, who must be able to reach it there."""
     epoch: int = 0
@@ -139,8 +139,7 @@ class ReplicaActor(Generic[ReplicaT]):
         """Ray asks once, when the actor has started, and shows this in the dashboard and before its log lines for as
         long as it lives. So it says what stays true; the role is in the process's title (``actors.title``).
         """
-        topic, partition = topic_partition(self._spec.group_id)
-        who = f"{topic}-{partition} {self._spec.replica_id}" if partition else f"{topic} {self._spec.replica_id}"
+        who = readable(self._spec.group_id, self._spec.replica_id)
         started = getattr(self, "_started", None)  # Ray also asks when __init__ has failed
         return f"{who}: {started}" if isinstance(started, RayQueueError) else f"{who} on {self._spec.host}"
 
@@ -293,7 +292,7 @@ class ReplicaActor(Generic[ReplicaT]):
     # -- peers ---------------------------------------------------------------------------------
 
     async def _meet_peers(self, replica: Replica[Any]) -> None:
-        """Ask each member where it listens, until it has said so once. Ends with the replica."""
+        """Ask each other replica where it listens, until it has said so once. Ends with the replica."""
         pause_s = _PEER_RETRY_MIN_S
         named: dict[ReplicaId, Address] = {}
 

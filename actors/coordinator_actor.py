@@ -1,7 +1,8 @@
 """The Ray actor of one of the coordinator's replicas: a thin shell around the replica.
 
 Clients speak with the replica's thread directly (``endpoint``). Beside it runs
-the keeper, which makes of the cluster what the metadata says.
+the keeper, which starts, restarts and removes actors until the cluster runs what
+the metadata says.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 from ray.util.metrics import Counter, Gauge
 
@@ -23,6 +23,8 @@ from rayqueue.replica.measures import Measures, PartitionMeasures
 from rayqueue.replica.replica import Replica
 
 EVERY_S = 1.0
+
+_M = TypeVar("_M", Counter, Gauge)
 
 _TAGS = ("topic", "partition", "node")
 
@@ -96,11 +98,11 @@ class ReplicaMetrics:
     def __init__(self, group_id: GroupId, replica_id: ReplicaId) -> None:
         topic, partition = topic_partition(group_id)
         self._tags = {"topic": topic, "partition": partition, "node": replica_id}
-        self._gauges = {name: self._gauge(name, text) for name, (text, _) in {**_GAUGES, **_PARTITION_GAUGES}.items()}
-        counters = {**_COUNTERS, **_PARTITION_COUNTERS, **_PRODUCED}
-        self._grown = {name: _Growth(self._counter(name, text)) for name, (text, _) in counters.items()}
-        self._lag = Gauge("rayqueue_lag_records", "records that a group has not committed", (*_TAGS, "group"))
-        self._lag.set_default_tags(self._tags)
+        gauges, counters = {**_GAUGES, **_PARTITION_GAUGES}, {**_COUNTERS, **_PARTITION_COUNTERS, **_PRODUCED}
+        self._gauges = {name: self._tagged(Gauge(name, text, _TAGS)) for name, (text, _) in gauges.items()}
+        self._grown = {name: _Growth(self._tagged(Counter(name, text, _TAGS))) for name, (text, _) in counters.items()}
+        lag = Gauge("rayqueue_lag_records", "records that a group has not committed", (*_TAGS, "group"))
+        self._lag = self._tagged(lag)
         self._lagging: set[str] = set()
 
     def report(self, now: Measures) -> None:
@@ -125,15 +127,9 @@ class ReplicaMetrics:
             self._lag.set(float(records), {"group": group})
         self._lagging = set(now.lags)
 
-    def _gauge(self, name: str, text: str) -> Gauge:
-        gauge = Gauge(name, text, _TAGS)
-        gauge.set_default_tags(self._tags)
-        return gauge
-
-    def _counter(self, name: str, text: str) -> Counter:
-        counter = Counter(name, text, _TAGS)
-        counter.set_default_tags(self._tags)
-        return counter
+    def _tagged(self, metric: _M) -> _M:
+        metric.set_default_tags(self._tags)
+        return metric
 
 
 _CLUSTER_GAUGES = {

@@ -8,8 +8,6 @@ from typing import Any
 from rayqueue.errors import InvalidInputError
 from rayqueue.ids import COORDINATOR, GroupId, ReplicaId
 
-"""The Raft group of the coordinator."""
-
 _PARTITION = re.compile(r"(.+)-(\d+)(?:\.\d+)?")  # the last number is the topic's id
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 
@@ -27,6 +25,12 @@ def topic_partition(group_id: GroupId) -> tuple[str, str]:
     """The topic and the number of the partition that a Raft group is; ("coordinator", "") of the coordinator's."""
     found = _PARTITION.fullmatch(group_id)
     return (found[1], found[2]) if found else (str(group_id), "")
+
+
+def readable(group_id: GroupId, replica_id: ReplicaId) -> str:
+    """Such as ``orders-3 r2``."""
+    topic, partition = topic_partition(group_id)
+    return f"{topic}-{partition} {replica_id}" if partition else f"{topic} {replica_id}"
 
 
 def actor_name(group_id: GroupId, replica_id: ReplicaId) -> str:

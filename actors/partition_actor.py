@@ -10,7 +10,7 @@ class that is both ``RayTaskError`` and the error's own type, with its
 
 Restarts and peers are ``rayqueue.actors.base``'s.
 
-It does not decide who is a member, nor where replicas are placed.
+It does not decide which replicas a group has, nor where they are placed.
 """
 
 from __future__ import annotations

@@ -12,22 +12,16 @@ import asyncio
 from typing import Any, NoReturn
 
 from rayqueue.actors._ray import set_process_title
-from rayqueue.actors.names import topic_partition
+from rayqueue.actors.names import readable
 from rayqueue.replica.replica import Replica
 from rayqueue.replica.status import Status
 
 EVERY_S = 1.0
 
 
-def who(status: Status) -> str:
-    """Such as ``orders-3 r2``."""
-    topic, partition = topic_partition(status.group_id)
-    return f"{topic}-{partition} {status.replica_id}" if partition else f"{topic} {status.replica_id}"
-
-
 def title_of(status: Status) -> str:
     trouble = " damaged" if status.damaged is not None else " disk full" if status.read_only else ""
-    return f"ray::{who(status)} {status.role}{trouble}"
+    return f"ray::{readable(status.group_id, status.replica_id)} {status.role}{trouble}"
 
 
 async def keep_title(replica: Replica[Any]) -> NoReturn:

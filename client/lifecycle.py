@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import ray
@@ -32,9 +32,16 @@ def stop_cluster(namespace: str, on_progress: Progress | None = None) -> None:
     """Every actor of this namespace's RayQueue ends. The data stays. ``on_progress`` is told how many replicas are
     closed, of how many."""
     # The one that started the cluster has nothing to close, and may be there for some seconds yet, or not.
-    told = _Closed([name for name in _ours(namespace) if name != STARTER], on_progress)
+    names, closed = {name for name in _ours(namespace) if name != STARTER}, set[str]()
+
+    def told(name: str) -> None:
+        names.add(name)
+        closed.add(name)
+        if on_progress is not None:
+            on_progress(len(closed), len(names))
+
     stop_gateways(namespace)  # while what they have under way can still be answered
-    with telling(lambda: f"waiting for replicas to close: {told.count} of {told.total} have"):
+    with telling(lambda: f"waiting for replicas to close: {len(closed)} of {len(names)} have"):
         _stop([name for name in _ours(namespace) if name.startswith(COORDINATOR_PREFIX)], namespace, told)
         # What the coordinators started in their last moments is found now.
         _stop(_ours(namespace), namespace, told)
@@ -42,38 +49,15 @@ def stop_cluster(namespace: str, on_progress: Progress | None = None) -> None:
 
 def stop_gateways(namespace: str) -> None:
     """Every gateway of this namespace's RayQueue ends, drained."""
-    names = [name for name in found_actors(namespace) if name.startswith(GATEWAY_PREFIX)]
-    _stop(names, namespace, _Closed(names, None))
+    _stop([name for name in found_actors(namespace) if name.startswith(GATEWAY_PREFIX)], namespace)
 
 
 def _ours(namespace: str) -> list[str]:
     return sorted(name for name in found_actors(namespace) if name.startswith(PREFIX))
 
 
-class _Closed:
-    """How many replicas have been, of those that were to be."""
-
-    def __init__(self, names: Iterable[str], on_progress: Progress | None) -> None:
-        self._names = set(names)
-        self._closed: set[str] = set()
-        self._on_progress = on_progress
-
-    @property
-    def count(self) -> int:
-        return len(self._closed)
-
-    @property
-    def total(self) -> int:
-        return len(self._names)
-
-    def add(self, name: str) -> None:
-        self._names.add(name)
-        self._closed.add(name)
-        if self._on_progress is not None:
-            self._on_progress(self.count, self.total)
-
-
-def _stop(names: Iterable[str], namespace: str, told: _Closed) -> None:
+def _stop(names: Iterable[str], namespace: str, told: Callable[[str], None] = lambda name: None) -> None:
+    """``told`` of each that is closed."""
     handles = {name: handle for name in names if (handle := _find(name, namespace)) is not None}
     closing: dict[Any, str] = {}
     for name, handle in handles.items():
@@ -87,7 +71,7 @@ def _stop(names: Iterable[str], namespace: str, told: _Closed) -> None:
                 ray.get(ref)
             except (RayError, RayQueueError) as error:
                 _log.info("%s was not closed in good order: %s", name, error)
-            told.add(name)
+            told(name)
     for name in closing.values():
         _log.warning("%s was not closed in time", name)
     for handle in handles.values():

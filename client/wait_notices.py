@@ -29,36 +29,27 @@ def telling(reason: Reason) -> Iterator[None]:
     """Around a wait, of a thread or a coroutine. ``reason`` is asked in the I/O thread; if it takes a moment, as when
     it asks replicas how far they are, it is a coroutine. Nothing is told any more when the block has ended.
     """
-    notices = _Notices(reason)
-    telling = IoThread.shared().run(notices.tell())
-    try:
-        yield
-    finally:
-        notices.end()
-        telling.cancel()
+    lock, over = threading.Lock(), False
 
-
-class _Notices:
-    def __init__(self, reason: Reason) -> None:
-        self._reason = reason
-        self._lock = threading.Lock()
-        self._over = False
-
-    async def tell(self) -> None:
+    async def tell() -> None:
         began_s, wait_s = time.monotonic(), FIRST_S
         while True:
             await asyncio.sleep(wait_s)
             try:
-                text = self._reason()
+                text = reason()
                 if not isinstance(text, str):
                     text = await text
             except Exception as error:  # noqa: BLE001  # the wait itself says what failed
                 text = f"still waiting, without knowing for what: {error}"
-            with self._lock:
-                if not self._over:
+            with lock:
+                if not over:
                     log.warning("%s (for %.0f s)", text, time.monotonic() - began_s)
             wait_s = AGAIN_S
 
-    def end(self) -> None:
-        with self._lock:
-            self._over = True
+    telling = IoThread.shared().run(tell())
+    try:
+        yield
+    finally:
+        with lock:
+            over = True
+        telling.cancel()

@@ -27,9 +27,8 @@ from __future__ import annotations
 import asyncio
 import inspect
 import weakref
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
-from functools import partial
-from typing import TYPE_CHECKING, Any, Generic, NoReturn, Protocol
+from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, Protocol
 
 from typing_extensions import Unpack
 
@@ -238,32 +237,30 @@ class Consumer(Twin, Generic[ValueT, KeyT]):
     @blocking
     async def seek_to_time(self, timestamp_ms: int, *partitions: PartitionLike) -> None:
         """Go on at the first record that is not older; in all partitions if none is named."""
-        await self._seek_each(partitions, partial(self._core.offset_at, timestamp_ms))
+        await self._seek_each(partitions, timestamp_ms)
 
     seek_to_time_async = awaiting(seek_to_time)
 
     @blocking
     async def seek_to_beginning(self, *partitions: PartitionLike) -> None:
         """Go on at the first record that there is."""
-        await self._seek_each(partitions, self._core.start_of)
+        await self._seek_each(partitions, "start")
 
     seek_to_beginning_async = awaiting(seek_to_beginning)
 
     @blocking
     async def seek_to_end(self, *partitions: PartitionLike) -> None:
         """Go on with what is written from now on."""
-        await self._seek_each(partitions, self._core.end_of)
+        await self._seek_each(partitions, "end")
 
     seek_to_end_async = awaiting(seek_to_end)
 
-    async def _seek_each(
-        self, partitions: Iterable[PartitionLike], find: Callable[[AssignedPartition], Coroutine[Any, Any, int]]
-    ) -> None:
+    async def _seek_each(self, partitions: Iterable[PartitionLike], place: Literal["start", "end"] | int) -> None:
         async with _Call(self):
             wanted = await self._each_of(partitions)
 
             async def found() -> list[int]:
-                return list(await asyncio.gather(*map(find, wanted)))
+                return list(await asyncio.gather(*(self._core.offset_of(place, each) for each in wanted)))
 
             for assigned, offset in zip(wanted, await in_io(self._io, found()), strict=True):
                 self._sub.seek(assigned.partition, assigned.vector(offset))

@@ -231,7 +231,7 @@ class GroupMembership:
                 await self._ask_for_topics()
             beat = self._loop.create_task(self._heartbeat())
             beat.add_done_callback(heard)  # one that is given up may fail all the same
-            changed = self._loop.create_task(self._wait_changed())
+            changed = self._loop.create_task(self._changed.wait())
             try:
                 await asyncio.wait((beat, changed), return_when=asyncio.FIRST_COMPLETED)
                 if not beat.done():
@@ -268,9 +268,6 @@ class GroupMembership:
             may_take_ms=wait_ms,
         )
         return answer
-
-    async def _wait_changed(self) -> None:
-        await self._changed.wait()
 
     def _apply(self, assignment: Assignment, *, deleted: tuple[str, ...] = ()) -> None:
         """Read what is granted, let go of everything else. ``deleted``: topics that are not wanted for that reason."""

@@ -12,7 +12,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from functools import partial
 from random import Random
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 from rayqueue.client.consumer.assigned import AssignedPartition
 from rayqueue.client.consumer.commits import Commits
@@ -176,15 +176,12 @@ class ConsumerTasks:
             assigned = self.subscription.assigned.get(partition)
         return None if assigned is None else assigned.topic_id
 
-    async def start_of(self, assigned: AssignedPartition) -> int:
-        return (await self._bounds(assigned.partition, assigned.topic_id)).start
-
-    async def end_of(self, assigned: AssignedPartition) -> int:
-        return (await self._bounds(assigned.partition, assigned.topic_id)).end
-
-    async def offset_at(self, timestamp_ms: int, assigned: AssignedPartition) -> int:
-        """Of the first record that is not older."""
-        return await self._find(assigned.partition, assigned.topic_id, timestamp_ms)
+    async def offset_of(self, place: Literal["start", "end"] | int, assigned: AssignedPartition) -> int:
+        """Where the log begins or ends, or the first record is that is not older than this time."""
+        if not isinstance(place, str):
+            return await self._find(assigned.partition, assigned.topic_id, place)
+        bounds = await self._bounds(assigned.partition, assigned.topic_id)
+        return bounds.start if place == "start" else bounds.end
 
     async def _bounds(self, partition: TopicPartition, topic_id: int | None) -> Bounds:
         found: Bounds = await ask(self._routes, partition, GetBounds(), topic_id=topic_id)

@@ -29,7 +29,7 @@ import threading
 from bisect import bisect_right
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import repeat
+from itertools import accumulate, repeat
 from typing import Any, NamedTuple, overload
 
 from rayqueue.client.arguments import seconds_of
@@ -382,12 +382,7 @@ class Deliveries(Sequence[Delivery]):
         self._parts = parts
         self._order = order
         self._places: list[int] | None = None
-        ends: list[int] = []
-        total = 0
-        for part in parts:
-            total += part.count
-            ends.append(total)
-        self._ends = ends
+        self._ends = list(accumulate(part.count for part in parts))
 
     def __len__(self) -> int:
         return self._ends[-1] if self._ends else 0

@@ -174,7 +174,7 @@ class RaftEngine(WaryElections):
 
     @property
     def forgetful(self) -> frozenset[ReplicaId]:
-        """On the leader: members that have lost what they had confirmed to it."""
+        """On the leader: replicas that have lost what they had confirmed to it."""
         return self._leadership.forgetful if self._leadership is not None else frozenset()
 
     @property

@@ -72,7 +72,7 @@ class Leadership:
             self.budgets = {each: self.budgets.get(each) or Budget(bytes_per_s) for each in learners}
 
     def take_reply(self, peer: ReplicaId, reply: AppendReply) -> Index:
-        """An answer of this very term from a member. Returns how far its log matches."""
+        """An answer of this very term from another replica. Returns how far its log matches."""
         progress = self.progress[peer]
         if reply.full != progress.full:
             progress.full = reply.full

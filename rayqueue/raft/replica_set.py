@@ -5,7 +5,7 @@ one in force is simply the last one in the log, and dropping an entry brings
 the one before it back.
 
 Only single-step changes are allowed (Ongaro's thesis, §4.1): two memberships
-that differ by one voter always share a majority member.
+that differ by one voter always have a voter in common in their majorities.
 """
 
 from __future__ import annotations
