@@ -1,0 +1,183 @@
+"""Gateways, a leader and a node killed under callers: what was acknowledged is there, and each error could be retried.
+
+Callers know the addresses of all gateways and go to the next one when theirs does not answer, as those behind a load
+balancer do.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+import rayqueue
+from rayqueue.config import GatewaySettings
+from rayqueue.gateway import fleet
+from rayqueue.testing import faults, wait_for
+from tests.integration.ray_clusters import ray_cluster
+
+pytestmark = pytest.mark.timeout(300)
+
+_MORE = 15
+"""How much each caller has to do after each blow."""
+
+
+_PLACE = ("topic", "partition", "offset", "lane")
+
+
+class Caller:
+    """A thread that asks one gateway after the other; what it was refused for good is written down."""
+
+    def __init__(self, urls: list[str], work: Callable[[Caller], None]) -> None:
+        self._urls = urls
+        self._at = 0
+        self.client = httpx.Client(timeout=10)
+        self.stopping = threading.Event()
+        self.refused: list[str] = []
+        self.done: list[str] = []
+        self._thread = threading.Thread(target=self._run, args=(work,), daemon=True)
+        self._thread.start()
+
+    def _run(self, work: Callable[[Caller], None]) -> None:
+        while not self.stopping.is_set():
+            work(self)
+
+    def stop(self) -> None:
+        self.stopping.set()
+        self._thread.join(60)
+        assert not self._thread.is_alive()
+        self.client.close()
+
+    def ask(self, method: str, path: str, *, gone: tuple[int, ...] = (), **rest: Any) -> Any:
+        """The answer's body; None if it was one of ``gone``, or the test ends. An error that may be retried is."""
+        while True:
+            try:
+                answer = self.client.request(method, f"{self._urls[self._at]}{path}", **rest)
+            except httpx.TransportError:
+                self._at = (self._at + 1) % len(self._urls)
+                time.sleep(0.05)
+            else:
+                if answer.is_success:
+                    return answer.json() if answer.content else {}
+                if answer.status_code in gone:
+                    return None
+                if not answer.json()["retriable"]:
+                    self.refused.append(f"{method} {path}: {answer.status_code} {answer.text}")
+                    return None
+                time.sleep(0.05)
+            if self.stopping.is_set():
+                return None
+
+
+def publisher() -> Callable[[Caller], None]:
+    numbers = count()
+
+    def publish(caller: Caller) -> None:
+        text = f"v{next(numbers)}"
+        if caller.ask("POST", "/v1/topics/orders/records", json={"records": [{"text": text}]}) is not None:
+            caller.done.append(text)
+        time.sleep(0.01)
+
+    return publish
+
+
+def putter() -> Callable[[Caller], None]:
+    numbers = count()
+
+    def put(caller: Caller) -> None:
+        text = f"j{next(numbers)}"
+        key = {"Idempotency-Key": f"put-{text}"}
+        if caller.ask("POST", "/v1/queues/tasks/jobs", json={"jobs": [{"text": text}]}, headers=key) is not None:
+            caller.done.append(text)
+        time.sleep(0.01)
+
+    return put
+
+
+def reader() -> Callable[[Caller], None]:
+    """At least once: what was read is done when it is acknowledged; a session that is gone is opened anew."""
+    session: list[str] = []
+
+    def read(caller: Caller) -> None:
+        if not session:
+            opened = caller.ask("POST", "/v1/groups/billing/sessions", json={"topics": ["orders"], "timeout_ms": 3000})
+            if opened is None:
+                return
+            session.append(opened["session"])
+        path = f"/v1/sessions/{session[0]}"
+        found = caller.ask("GET", f"{path}/records", gone=(409, 410, 421), params={"wait_ms": 200, "format": "text"})
+        if found is not None and not found["records"]:
+            return
+        acked = None
+        if found is not None:
+            places = [{name: each[name] for name in _PLACE} for each in found["records"]]
+            acked = caller.ask("POST", f"{path}/ack", gone=(400, 409, 410, 421), json={"records": places})
+        if acked is None:
+            session.clear()
+        else:
+            caller.done += [each["text"] for each in found["records"]]
+
+    return read
+
+
+def worker() -> Callable[[Caller], None]:
+    def work(caller: Caller) -> None:
+        params = {"max": 10, "wait_ms": 200, "lease_ms": 3000, "format": "text"}
+        found = caller.ask("POST", "/v1/queues/tasks/jobs/lease", params=params)
+        jobs = found["jobs"] if found else []
+        if jobs:
+            leases = [each["lease"] for each in jobs]
+            # 409: the leases have ended while nobody answered, and others were given the jobs.
+            told = caller.ask("POST", "/v1/queues/tasks/ack", gone=(409,), json={"leases": leases})
+            lost = set(leases) if told is None else set(told["lost"])
+            caller.done += [each["text"] for each in jobs if each["lease"] not in lost]
+
+    return work
+
+
+def test_a_gateway_a_leader_and_a_node_are_killed_under_callers(tmp_path: Path) -> None:
+    with ray_cluster("b1", "b2", "b3") as cluster:
+        rq = rayqueue.connect(data_dir=tmp_path)
+        rq.create_topic("orders", partitions=2, replication=3)
+        tasks = rq.queue("tasks", replication=3, max_deliveries=None)
+        gateways = fleet.start(rq, GatewaySettings(rest_port=0, grpc_port=0, session_timeout_ms=3000))
+        urls = [each["rest"] for each in gateways]
+        kinds = {"publisher": publisher(), "putter": putter(), "reader": reader(), "worker": worker()}
+        callers = {name: Caller(urls, work) for name, work in kinds.items()}
+
+        def go_on(what: str) -> None:
+            before = {name: len(each.done) for name, each in callers.items()}
+            wait_for(lambda: all(len(each.done) >= before[name] + _MORE for name, each in callers.items()), what, 90)
+
+        go_on("every caller to begin")
+        os.kill(gateways[0]["pid"], signal.SIGKILL)
+        go_on("callers after a gateway's death")
+        faults.kill_leader(rq, "tasks")
+        faults.kill_leader(rq, "orders")
+        go_on("callers after the leaders' death")
+        cluster.kill("b3")
+        go_on("callers after a node's death")
+        for name in ("publisher", "putter"):
+            callers[name].stop()
+
+        def all_done() -> bool:
+            read, worked = set(callers["reader"].done), set(callers["worker"].done)
+            return set(callers["publisher"].done) <= read and set(callers["putter"].done) <= worked
+
+        wait_for(all_done, "all that was acknowledged to be read and worked on", 90)
+        wait_for(lambda: tasks.size().ready + tasks.size().leased == 0, "the queue to be empty", 60)
+        for name in ("reader", "worker"):
+            callers[name].stop()
+        assert [told for each in callers.values() for told in each.refused] == []
+        # An acknowledged ack never comes back: each job was done once, though its gateway, leader and node died.
+        worked = callers["worker"].done
+        assert len(worked) == len(set(worked))
+        fleet.stop(rq)
