@@ -14,9 +14,11 @@ from rayqueue.partition.answers import (
     Committed,
     Configured,
     Deleted,
+    Ended,
     Expired,
     Fenced,
     Pinned,
+    Staged,
     TimePassed,
     Trimmed,
 )
@@ -34,7 +36,7 @@ from rayqueue.partition.commands import (
 )
 from rayqueue.partition.groups import Group
 from rayqueue.partition.machine import Partition
-from rayqueue.partition.reader import Fetched, offset_for_time, read, read_lanes
+from rayqueue.partition.reader import CommittedRead, Fetched, offset_for_time, read, read_committed, read_lanes
 from rayqueue.partition.retention import retention_point
 from rayqueue.partition.rows import Bounds, bounds
 from rayqueue.partition.settings import PartitionSettings
@@ -46,8 +48,10 @@ __all__ = [
     "Backlog",
     "Bounds",
     "Committed",
+    "CommittedRead",
     "Configured",
     "Deleted",
+    "Ended",
     "Expired",
     "Fenced",
     "Fetched",
@@ -55,6 +59,7 @@ __all__ = [
     "Partition",
     "PartitionSettings",
     "Pinned",
+    "Staged",
     "TimePassed",
     "Trimmed",
     "bounds",
@@ -68,6 +73,7 @@ __all__ = [
     "pass_time_command",
     "pin_command",
     "read",
+    "read_committed",
     "read_lanes",
     "retention_point",
     "trim_command",

@@ -40,6 +40,7 @@ from rayqueue.partition.jobs.queue import check_options
 from rayqueue.partition.line import Answer, Line
 from rayqueue.partition.machine import Partition
 from rayqueue.partition.producers import fenced
+from rayqueue.partition.transactions.endings import transaction_of
 from rayqueue.protocol.calls import AwaitRoom, Room
 from rayqueue.records import BatchHeader, validate
 from rayqueue.records.header import MAX_MESSAGE_BYTES
@@ -95,9 +96,9 @@ class Admission:
         self._waiting_records = self._waiting_bytes = 0
         self._ticked_ms = 0
 
-    def tick(self, now_ms: int) -> bytes | None:
+    def tick(self, now_ms: int, within_ms: int = TICK_MS) -> bytes | None:
         """What to propose before an entry that the partition stamps with its clock; None while the clock is right."""
-        if now_ms - max(self._partition.clock.now_ms, self._ticked_ms) < TICK_MS:
+        if now_ms - max(self._partition.clock.now_ms, self._ticked_ms) < within_ms:
             return None
         return pass_time_command(now_ms)
 
@@ -133,6 +134,8 @@ class Admission:
             raise InvalidInputError(f"there is no lane {header.lane}; the partition has {lanes}", lane=header.lane)
         if header.control:
             raise InvalidInputError("control batches are not for clients to write")
+        if header.transactional and not header.producer_id:
+            raise InvalidInputError("a batch of a transaction must say which producer it is from")
         if settings.queue:
             check_options(header, payload)
         if now_ms is not None and header.max_timestamp > now_ms + limits.max_ahead_ms:
@@ -158,6 +161,11 @@ class Admission:
             answer = None  # what is missing was proposed and is on its way
         if answer is not None:
             raise answer
+        transaction = transaction_of(header)
+        if transaction is not None:
+            refused = self._partition.endings.batch_refusal(transaction, header)
+            if refused is not None:
+                raise refused
         if header.epoch > epoch or header.sequence + header.count > next_sequence:
             self._take_room(header)
             self._remember(header)

@@ -74,3 +74,15 @@ class Expired:
 @dataclass(frozen=True, slots=True)
 class Configured:
     """The settings are in force from the next entry on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Staged:
+    """It counts once its transaction is committed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A transaction is over here."""
+
+    was_open: bool

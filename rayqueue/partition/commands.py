@@ -17,6 +17,7 @@ from typing import Any
 from rayqueue.errors import InvalidInputError, InvalidOffsetError, UnknownFormatError
 from rayqueue.partition.jobs.commands import JOB_DECODERS, JobCommand
 from rayqueue.partition.settings import PartitionSettings
+from rayqueue.partition.transactions.commands import TRANSACTION_DECODERS, TransactionCommand
 from rayqueue.protocol.data import MAX_LANES
 
 TRIM = 0x10
@@ -114,6 +115,7 @@ Command = (
     | PassTime
     | ExpireGroups
     | JobCommand
+    | TransactionCommand
 )
 
 
@@ -320,4 +322,5 @@ _DECODERS: dict[int, Callable[[bytes], Command]] = {
     TRIM_UNLESS_HELD: _decode_trim_unless_held,
     FORGET_GROUP: _decode_forget_group,
     **JOB_DECODERS,
+    **TRANSACTION_DECODERS,
 }

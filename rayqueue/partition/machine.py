@@ -17,7 +17,7 @@ there, for going on without it would be to diverge.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import accumulate, islice, pairwise
 from struct import Struct
 from typing import Protocol
@@ -39,9 +39,11 @@ from rayqueue.partition.answers import (
     Committed,
     Configured,
     Deleted,
+    Ended,
     Expired,
     Fenced,
     Pinned,
+    Staged,
     TimePassed,
     Trimmed,
 )
@@ -67,7 +69,8 @@ from rayqueue.partition.groups import Groups
 from rayqueue.partition.jobs import dump
 from rayqueue.partition.jobs.commands import ChangeJobs, EndWorkers, JobCommand, LeaseJobs, SettleJobs
 from rayqueue.partition.jobs.frontier import NOT_PLAIN
-from rayqueue.partition.jobs.queue import Grant, JobQueue
+from rayqueue.partition.jobs.queue import Grant
+from rayqueue.partition.jobs.staged import StagingQueue
 from rayqueue.partition.lanes import Lanes, committed_prefix
 from rayqueue.partition.producers import Producers
 from rayqueue.partition.retention import retention_point
@@ -85,6 +88,10 @@ from rayqueue.partition.rows import (
 )
 from rayqueue.partition.settings import PartitionSettings
 from rayqueue.partition.tables import META, OFFSETS
+from rayqueue.partition.transactions.commands import EndTransaction, StageAcks, StageOffsets
+from rayqueue.partition.transactions.endings import Endings, transaction_of
+from rayqueue.partition.transactions.open import Transactions
+from rayqueue.partition.transactions.runs import aborted_at
 from rayqueue.protocol.calls import Lag, Position
 from rayqueue.protocol.jobs import Settled
 from rayqueue.protocol.unpacking import unpack
@@ -101,6 +108,9 @@ Answer = (
     | TimePassed
     | Expired
     | Configured
+    | Staged
+    | Ended
+    | Settled
     | tuple[Grant | None, ...]
     | tuple[Settled, ...]
     | tuple[int, ...]
@@ -139,6 +149,8 @@ class _State(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields
     now_ms: int = 0
     jobs: bytes = b""
     """Of a work queue. Not written where there is nothing: the release before does not know it."""
+    transactions: bytes = b""
+    """Those that are open. The same."""
 
 
 _encode_state = msgspec.msgpack.Encoder().encode
@@ -176,6 +188,9 @@ class Watcher(Protocol):
     def append(self, base_offset: Offset, count: int, payload: bytes, lane: int) -> None:
         """A batch was accepted."""
 
+    def ended(self, lanes: Iterable[int], aborted: Iterable[tuple[Offset, Offset]]) -> None:
+        """A transaction has ended that had batches in these lanes; those in these ranges were aborted."""
+
     def reset(self, end: Offset, lane_ends: Mapping[int, Offset]) -> None:
         """The log was replaced by a checkpoint that ends here."""
 
@@ -189,6 +204,7 @@ class Partition:
         self.clock.load()
         self.producers = Producers(store, self.clock)
         self.groups = Groups(store, self.clock)
+        self.transactions = Transactions(store, self.clock)
         self._lanes = Lanes(store)
         known = store.get(META, SETTINGS_KEY)
         if known is None:
@@ -196,16 +212,19 @@ class Partition:
         self.settings = settings if known is None else PartitionSettings.decode(known)
         self.producers.load()
         self.groups.load()
+        self.transactions.load()
         self._lanes.load(self.settings.lanes)
-        self._progress = Progress(self.groups, self._done)
+        self.progress = Progress(self.groups, self._done)
+        """What its groups are done with."""
         self.jobs = self._queue()
         """What is known of its records, if they are jobs."""
         self._use_log(load_log(store))
         self._applied = store.applied
-        self._watcher: Watcher | None = None
+        self.watcher: Watcher | None = None
+        self.endings = Endings(self)
 
-    def _queue(self) -> JobQueue | None:
-        return JobQueue(self._store, self.clock, self.settings) if self.settings.queue else None
+    def _queue(self) -> StagingQueue | None:
+        return StagingQueue(self._store, self.clock, self.settings) if self.settings.queue else None
 
     @property
     def _indexes_lanes(self) -> bool:
@@ -214,7 +233,7 @@ class Partition:
 
     def watch(self, watcher: Watcher) -> None:
         """Tell this one from now on."""
-        self._watcher = watcher
+        self.watcher = watcher
 
     def _use_log(self, log: LogRow) -> None:
         self.start_offset = log.start_offset
@@ -226,7 +245,7 @@ class Partition:
         self._sweep_until = b""
         self._first_needed: Index | None = None
         self._find_first_needed()
-        self._progress.forget()
+        self.progress.forget()
 
     # -- what others ask ---------------------------------------------------------------
 
@@ -250,6 +269,16 @@ class Partition:
 
     def first_needed(self) -> Index:
         return Index(self._applied + 1) if self._first_needed is None else self._first_needed
+
+    @property
+    def stable_offset(self) -> Offset:
+        """The last stable offset: no transaction is open before it."""
+        first_open = self.transactions.first_open()
+        return self.next_offset if first_open is None else max(first_open, self.readable_from)
+
+    def is_aborted(self, offset: int) -> bool:
+        """Whether the record there was written by a transaction that was aborted."""
+        return aborted_at(self._store, offset) is not None
 
     def locate(self, offset: int) -> Index | None:
         """The log entry of the batch that holds this offset; None if it is trimmed or not there yet."""
@@ -286,22 +315,27 @@ class Partition:
         known = self.groups.get(group)
         offsets = {} if known is None else known.offsets
         start = self.readable_from
-        by_lane = {
-            lane: self._records(lane) - self._before(lane, max(start, offsets.get(lane, start)))[0]
-            for lane in range(self.settings.lanes)
-        }
-        return Lag(sum(by_lane.values()), by_lane)
+        by_lane: dict[int, int] = {}
+        unstable = 0
+        for lane in range(self.settings.lanes):
+            at = max(start, offsets.get(lane, start))
+            records = self._records(lane)
+            by_lane[lane] = records - self._before(lane, at)[0]
+            first_open = self.transactions.first_open(lane)
+            if first_open is not None:
+                unstable += records - self._before(lane, max(at, first_open))[0]
+        return Lag(sum(by_lane.values()), by_lane, unstable)
 
     def lags(self) -> dict[str, int]:
         """Of every group that has a position here, in records. Costs nothing for groups that did not move."""
-        return {name: self.next_offset - records for name, records in self._progress.records()}
+        return {name: self.next_offset - records for name, records in self.progress.records()}
 
     def backlog(self) -> Backlog:
         """What the slowest group has not committed yet; all that is retained, if there is no group."""
         if self.jobs is not None:
             counts = self.jobs.counts
             return Backlog(counts.ready + counts.leased + counts.delayed, self.size_bytes)
-        records, size_bytes = self._progress.least()
+        records, size_bytes = self.progress.least()
         return Backlog(self.next_offset - records, self.total_bytes - size_bytes)
 
     @property
@@ -360,7 +394,14 @@ class Partition:
             consumed=settings.retention_consumed,
             groups=self.groups.values(),
         )
+        point = self._before_open(point)
         return trim_command(point, as_of=self._applied) if point > self.start_offset else None
+
+    def _before_open(self, offset: int) -> Offset:
+        """There, or where the first batch is whose transaction is open: nobody who reads what is committed has had the
+        chance to read it."""
+        first_open = self.transactions.first_open()
+        return Offset(offset if first_open is None else min(offset, first_open))
 
     def guarded_trim(self, before: int) -> bytes:
         """The trim to this offset, or to where a pinned group stands if that is less."""
@@ -370,7 +411,7 @@ class Partition:
             start = self.readable_from
             held = committed_prefix(self._store, start, self.next_offset, self.settings.lanes, pinned)
             before = min(before, held)
-        return trim_command(before, as_of=self._applied)
+        return trim_command(self._before_open(before), as_of=self._applied)
 
     # -- applying -------------------------------------------------------------------------
 
@@ -388,6 +429,11 @@ class Partition:
             answer = self.producers.answer(header)
             if answer is not None:
                 return answer
+        transaction = transaction_of(header)
+        if transaction is not None:
+            refused = self.endings.batch_refusal(transaction, header)
+            if refused is not None:
+                return refused
         base_offset = self.next_offset
         count, lane, size = header.count, header.lane, len(payload)
         if self.jobs is not None:
@@ -407,12 +453,14 @@ class Partition:
             self._lanes.append(lane, base_offset, count, size)
         if header.producer_id:
             self.producers.accept(header, base_offset, index, self.settings)
+        if transaction is not None:
+            self.transactions.append(transaction, base_offset, count, lane)
         self.next_offset = Offset(base_offset + count)
         self.total_bytes += size
         if self._first_needed is None:
             self._first_needed = index
-        if self._watcher is not None:
-            self._watcher.append(base_offset, count, payload, lane if self._indexes_lanes else 0)
+        if self.watcher is not None:
+            self.watcher.append(base_offset, count, payload, lane if self._indexes_lanes else 0)
         return Appended(base_offset, count, False)
 
     def _execute(self, index: Index, command: Command) -> Answer:
@@ -420,16 +468,18 @@ class Partition:
             case Trim(to_offset, as_of):
                 return self._trim(to_offset, as_of)
             case CommitOffsets():
-                self._progress.moved(command.group)
-                return self.groups.commit(command, index, self.start_offset, self.next_offset, self.settings)
+                pending = self.transactions.pending(command.group, command.generation)
+                if pending is not None:
+                    return pending
+                return self._commit(index, command)
             case DeleteGroup(group):
-                self._progress.moved(group)
+                self.progress.moved(group)
                 return self.groups.delete(group)
             case ForgetGroup():
-                self._progress.moved(command.group)
+                self.progress.moved(command.group)
                 return self.groups.forget(command)
             case PinGroup(group, pinned):
-                self._progress.moved(group)
+                self.progress.moved(group)
                 return self.groups.pin(group, pinned, index, self.settings)
             case PassTime(now_ms, group_retention_ms):
                 return self._pass_time(now_ms, group_retention_ms)
@@ -441,6 +491,18 @@ class Partition:
                 return self._configure(settings)
             case LeaseJobs() | SettleJobs() | EndWorkers() | ChangeJobs():
                 return self._change_jobs(index, command)
+            case StageOffsets() | StageAcks() | EndTransaction():
+                return self.endings.change(index, command)
+
+    def _commit(self, index: Index, command: CommitOffsets) -> Committed | RayQueueError:
+        self.progress.moved(command.group)
+        return self.groups.commit(command, index, self.start_offset, self.next_offset, self.settings)
+
+    def commit_offsets(
+        self, index: Index, group: str, generation: int, offsets: Mapping[int, int], metadata: bytes
+    ) -> Committed | RayQueueError:
+        """For ``endings``: what was staged."""
+        return self._commit(index, CommitOffsets(group, generation, offsets, metadata, rewind=False))
 
     def _change_jobs(self, index: Index, command: JobCommand) -> Answer:
         jobs = self.jobs
@@ -470,7 +532,7 @@ class Partition:
 
     def _expired(self, groups: tuple[str, ...]) -> Expired:
         for group in groups:
-            self._progress.moved(group)
+            self.progress.moved(group)
         return Expired(groups)
 
     def expiry_command(self, now_ms: int, group_retention_ms: int) -> bytes | None:
@@ -499,7 +561,7 @@ class Partition:
         elif self.jobs is not None:
             self.jobs.settings = settings
         self.producers.shrink(settings)
-        self._progress.forget()
+        self.progress.forget()
         return Configured()
 
     # -- trimming -------------------------------------------------------------------------
@@ -508,13 +570,14 @@ class Partition:
         start = Offset(min(to_offset, self.next_offset))
         if self.jobs is not None:  # whoever chose it may have seen less
             start = Offset(min(start, self.jobs.first_place(self.next_offset)))
+        start = self._before_open(start)
         if start > self.start_offset and (as_of is None or as_of >= self.groups.held_at):
             self.start_offset = start
             self._write_log()
             self._lanes.write()
             self._find_first_needed()
             self._sweep()
-            self._progress.forget()
+            self.progress.forget()
         return Trimmed(self.start_offset)
 
     def _write_log(self) -> None:
@@ -547,6 +610,7 @@ class Partition:
             self._swept_to, self._sweep_until = until, b""
         else:
             self._swept_to = rows[-1][0]
+        self.transactions.sweep(self.readable_from, SWEEP_ROWS)
 
     # -- checkpoints ------------------------------------------------------------------------
 
@@ -563,9 +627,12 @@ class Partition:
             self.groups.dump(),
             *self.clock.times,
             jobs=b"" if self.jobs is None else dump.dump(self.jobs, self._store),
+            transactions=self.transactions.dump(),
         )
-        written = astuple(state)
-        body = bytes((_CHECKPOINT_VERSION,)) + _encode_state(written if state.jobs else written[:-1])
+        written = list(astuple(state))
+        while written[-1] == b"":
+            written.pop()
+        body = bytes((_CHECKPOINT_VERSION,)) + _encode_state(written)
         return crc32c(body).to_bytes(4, "little") + body
 
     def restore(self, state: bytes) -> None:
@@ -576,14 +643,15 @@ class Partition:
         self._lanes.restore(found.lanes)
         self.producers.restore(found.producers)
         self.groups.restore(found.groups, found.held_at)
+        self.transactions.restore(found.transactions)
         # The rows of what was appended before the checkpoint are not here, and neither are the entries.
         end = found.next_offset
         self._use_log(LogRow(found.start_offset, end, end, found.total_bytes, found.max_timestamp))
         self._write_log()
         self._restore_jobs(found.jobs)
         self._applied = self._store.applied
-        if self._watcher is not None:
-            self._watcher.reset(self.next_offset, self.lane_ends())
+        if self.watcher is not None:
+            self.watcher.reset(self.next_offset, self.lane_ends())
 
     def _restore_jobs(self, dumped: bytes) -> None:
         ahead = dump.write(dumped, self._store) if dumped else {}

@@ -31,6 +31,7 @@ from rayqueue.partition.rows import (
     read_batch,
 )
 from rayqueue.partition.tables import LANES, OFFSETS
+from rayqueue.partition.transactions.runs import aborted_at, aborted_from, first_open
 from rayqueue.protocol.data import ANY_LANE, Cursor
 from rayqueue.records import RecordBatch
 
@@ -97,6 +98,60 @@ def read_lanes(
                 return found
             found.append(Fetched(batch.base_offset, batch.count, _payload(snapshot, batch)))
     return found
+
+
+class CommittedRead(NamedTuple):
+    """What of transactions is committed, and where to continue."""
+
+    found: list[Fetched]
+    cursors: list[Cursor]
+    """Before these nothing is left but what was found."""
+
+
+def read_committed(
+    snapshot: Snapshot, cursors: Sequence[Cursor], max_bytes: int, *, high_watermark: int = 0
+) -> CommittedRead:
+    """As ``read_lanes``, without batches of transactions that are open or aborted, nor those of a lane that are behind
+    an open one.
+
+    What was aborted is jumped over, run by run. Where a lane has nothing more, it is to be continued at its first open
+    batch, or at the end.
+    """
+    start, end = bounds(snapshot)
+    last = max(end, high_watermark)
+    found: list[Fetched] = []
+    then: list[Cursor] = []
+    inside = [_inside(snapshot, lane, offset, start, last) for lane, offset in cursors]
+    for lane, offset in sorted(inside, reverse=True):
+        which = None if lane == ANY_LANE else lane
+        unstable = first_open(snapshot, which)
+        stop = end if unstable is None else min(end, unstable)
+        at, max_bytes = _read_stable(snapshot, found, offset, stop, which, max_bytes)
+        then.append(Cursor(lane, at))
+    return CommittedRead(found, then)
+
+
+def _read_stable(
+    snapshot: Snapshot, found: list[Fetched], at: int, stop: int, lane: int | None, max_bytes: int
+) -> tuple[int, int]:
+    """Add batches of a lane to those found, from there up to ``stop``. Where to continue, and what is left of
+    ``max_bytes``: less than nothing, if there is one that does not fit."""
+    while at < stop and (max_bytes >= 0 or not found):
+        aborted = aborted_at(snapshot, at) or next(aborted_from(snapshot, at, stop), None)
+        for batch in _batches(snapshot, at, lane):
+            at = max(at, batch.base_offset)
+            if at >= stop or (aborted is not None and at >= aborted.start):
+                break
+            max_bytes -= batch.size_bytes
+            if max_bytes < 0 and found:
+                return at, max_bytes
+            found.append(Fetched(batch.base_offset, batch.count, _payload(snapshot, batch)))
+            at = batch.end_offset
+        else:
+            return stop, max_bytes
+        if aborted is not None and aborted.start <= at < aborted.end:
+            at = aborted.end
+    return at, max_bytes
 
 
 def _inside(snapshot: Snapshot, lane: int, offset: int, start: Offset, end: int) -> Cursor:

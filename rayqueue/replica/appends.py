@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from rayqueue.config import Settings
 from rayqueue.errors import QueueFullError, RayQueueError
 from rayqueue.partition import Admission, AdmissionLimits, Partition, pass_time_command
+from rayqueue.partition.clock import TICK_MS
 from rayqueue.partition.line import Line
 from rayqueue.protocol.calls import AwaitRoom
 from rayqueue.protocol.data import encode_appended
@@ -23,6 +24,7 @@ from rayqueue.records import BatchHeader
 from rayqueue.records.batch import is_costly
 from rayqueue.records.header import HAS_HEADERS
 from rayqueue.replica.checks import Checks, Result
+from rayqueue.replica.settling import check_all_know
 
 if TYPE_CHECKING:
     from rayqueue.replica.replica import Replica
@@ -31,6 +33,9 @@ _log = logging.getLogger(__name__)
 
 _TELL_UNACKED_S = 10.0
 """How often it is logged, at most, that unacknowledged batches are refused."""
+
+
+_TRANSACTION_TICK_MS = 500
 
 
 class Appends:
@@ -99,11 +104,12 @@ class Appends:
         wait_s = min(call.wait_ms, calls.max_fetch_wait_ms) / 1000
         self.admission.await_room(call, client, time.monotonic() + wait_s, reply)
 
-    def keep_time(self, *, exactly: bool = False) -> None:
+    def keep_time(self, *, exactly: bool = False, transactional: bool = False) -> None:
         """Tell the log the time, if what is proposed next would be stamped with an old one; or, with ``exactly``, with
-        any but now."""
+        any but now. How old a transaction is must be right to within a second or so."""
         now_ms = self._now_ms()
-        tick = pass_time_command(now_ms) if exactly else self.admission.tick(now_ms)
+        within_ms = _TRANSACTION_TICK_MS if transactional else TICK_MS
+        tick = pass_time_command(now_ms) if exactly else self.admission.tick(now_ms, within_ms)
         if tick is not None:
             self._replica.tell_log(tick)
             self.admission.ticked(now_ms)
@@ -127,7 +133,11 @@ class Appends:
         replica = self._replica
         replica.check_leads()
         # Before: admission counts the batch at the index that it gets. Delays of jobs count from this moment.
-        self.keep_time(exactly=self._partition.jobs is not None and bool(header.flags & HAS_HEADERS))
+        transactional = header.transactional
+        if transactional:
+            check_all_know(replica.oldest_version)
+        exactly = self._partition.jobs is not None and bool(header.flags & HAS_HEADERS)
+        self.keep_time(exactly=exactly, transactional=transactional)
         known = self.admission.admit_checked(header)
         if kind == Kind.APPEND_UNACKED:
             if known is None:

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 from rayqueue.config import CallSettings
 from rayqueue.errors import InvalidInputError, OffsetOutOfRangeError, QueueFullError, RayQueueError
-from rayqueue.partition import Fetched, Partition, read_lanes
+from rayqueue.partition import CommittedRead, Fetched, Partition, read_committed, read_lanes
 from rayqueue.partition.commands import check_offset
-from rayqueue.protocol.data import ANY_LANE, READ_FOLLOWER, Cursor, decode_fetch, encode_fetched
+from rayqueue.protocol.data import ANY_LANE, READ_COMMITTED, READ_FOLLOWER, Cursor, decode_fetch, encode_fetched
 from rayqueue.protocol.frames import Frame, Kind
 from rayqueue.replica.disk_reads import DiskReads
 from rayqueue.replica.parking import Parking
@@ -40,6 +40,16 @@ class _Fetch:
     max_bytes: int
     deadline_s: float
     follower: bool
+    committed: bool = False
+    """Of transactions only what is committed."""
+    lane: int = ANY_LANE
+    """The one that was asked for, where ``cursors`` say any."""
+    stuck: bool = False
+    """The disk shows less than is applied."""
+
+    def continues(self) -> list[Cursor]:
+        """Where to continue, as whoever asks has named the lanes."""
+        return [Cursor(self.lane if lane == ANY_LANE else lane, offset) for lane, offset in self.cursors]
 
     @property
     def keys(self) -> list[int]:
@@ -63,7 +73,7 @@ class Fetches:
         self._disk = disk
         self._settings = settings
         self._woken: deque[_Fetch] = deque()
-        self._answers: dict[tuple[tuple[Cursor, ...], int], tuple[list[bytes], list[Fetched]]] = {}
+        self._answers: dict[tuple[tuple[Cursor, ...], int, int], tuple[list[bytes], list[Fetched]]] = {}
 
     @property
     def next_deadline_s(self) -> float:
@@ -77,6 +87,7 @@ class Fetches:
             check_offset(offset)
             if lane >= lanes and lane != ANY_LANE:
                 raise InvalidInputError(f"there is no lane {lane}; the partition has {lanes}", lane=lane)
+        lane = cursors[0].lane
         if lanes == 1:
             cursors = (Cursor(ANY_LANE, cursors[0].offset),)  # the same, and found sooner
         follower = bool(wanted.flags & READ_FOLLOWER)
@@ -86,7 +97,9 @@ class Fetches:
         wait_s = min(wanted.max_wait_ms, settings.max_fetch_wait_ms) / 1000
         deadline_s = time.monotonic() + wait_s if wait_s else 0.0
         max_bytes = min(wanted.max_bytes, settings.max_fetch_bytes)
-        self._continue(_Fetch(client, frame.request, cursors, max_bytes, deadline_s, follower))
+        committed = bool(wanted.flags & READ_COMMITTED)
+        fetch = _Fetch(client, frame.request, cursors, max_bytes, deadline_s, follower, committed=committed, lane=lane)
+        self._continue(fetch)
 
     def tick(self, now_s: float) -> None:
         grown = self._tail.grown
@@ -126,18 +139,28 @@ class Fetches:
         if self._clients.is_full(fetch.client):
             self._fail(fetch, _not_taken())
             return
-        key = (fetch.cursors, fetch.max_bytes)
+        key = (fetch.cursors, fetch.max_bytes, fetch.lane if fetch.committed else -1)
         known = self._answers.get(key)
         if known is not None:
             self._send(fetch, *known)
             return
-        found = self._tail.read_lanes(fetch.cursors, fetch.max_bytes)
+        found = self._read_tail(fetch)
         if found is None:
             self._read_disk(fetch)
         elif found:
             self._answers[key] = self._answer(fetch, found), found
         else:
             self._wait(fetch)
+
+    def _read_tail(self, fetch: _Fetch) -> list[Fetched] | None:
+        if not fetch.committed:
+            return self._tail.read_lanes(fetch.cursors, fetch.max_bytes)
+        first_open = self._partition.transactions.first_open
+        read = self._tail.read_committed(fetch.cursors, fetch.max_bytes, first_open)
+        if read is None:
+            return None
+        fetch.cursors = tuple(read.cursors)
+        return read.found
 
     def _wait(self, fetch: _Fetch) -> None:
         if fetch.deadline_s <= time.monotonic():
@@ -174,7 +197,39 @@ class Fetches:
         except RayQueueError as error:
             self._fail(fetch, error)
 
+    def _read_disk_committed(self, fetch: _Fetch) -> None:
+        tail = self._tail
+
+        def read() -> CommittedRead:
+            with self._replica.snapshot() as snapshot:
+                return read_committed(snapshot, fetch.cursors, fetch.max_bytes, high_watermark=tail.end)
+
+        def done(result: Any) -> None:
+            if isinstance(result, RayQueueError):
+                self._fail(fetch, result)
+                return
+            moved = fetch.cursors != tuple(result.cursors)
+            fetch.cursors = tuple(result.cursors)
+            if result.found and self._clients.is_full(fetch.client):
+                self._fail(fetch, _not_taken())
+            elif result.found:
+                self._answer(fetch, result.found)
+            elif moved:
+                fetch.stuck = False
+                self._go_on(fetch)
+            elif not fetch.stuck:
+                # The transaction that holds it up has ended, but not yet on disk.
+                fetch.stuck = True
+                self._replica.once_settled(lambda: self._go_on(fetch))
+            else:
+                self._wait(fetch)
+
+        self._disk.read(read, done)
+
     def _read_disk(self, fetch: _Fetch) -> None:
+        if fetch.committed:
+            self._read_disk_committed(fetch)
+            return
         tail = self._tail
         tail_start = tail.start
 
@@ -197,9 +252,19 @@ class Fetches:
         self._disk.read(read, done)
 
     def _answer(self, fetch: _Fetch, found: list[Fetched]) -> list[bytes]:
-        buffers = encode_fetched(self._tail.end, self._partition.readable_from, found)
+        if fetch.committed:
+            stable = self._stable(fetch)
+            buffers = encode_fetched(stable, self._partition.readable_from, found, fetch.continues())
+        else:
+            buffers = encode_fetched(self._tail.end, self._partition.readable_from, found)
         self._send(fetch, buffers, found)
         return buffers
+
+    def _stable(self, fetch: _Fetch) -> int:
+        """The last stable offset of the lanes that are read."""
+        first_open = self._partition.transactions.first_open
+        found = [first_open(None if lane == ANY_LANE else lane) for lane, _ in fetch.cursors]
+        return min([each for each in found if each is not None], default=self._tail.end)
 
     def _send(self, fetch: _Fetch, buffers: list[bytes], found: list[Fetched]) -> None:
         self._clients.send(fetch.client, Kind.FETCHED, fetch.request, buffers)

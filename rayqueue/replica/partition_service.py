@@ -37,6 +37,7 @@ from rayqueue.protocol.frames import Frame, Kind
 from rayqueue.protocol.jobs import JobCall
 from rayqueue.protocol.seals import Seals
 from rayqueue.protocol.topics import check_name
+from rayqueue.protocol.transactions import PartitionTransactionCall
 from rayqueue.replica.answers import Answer
 from rayqueue.replica.appends import Appends
 from rayqueue.replica.disk_reads import DiskReads
@@ -45,6 +46,7 @@ from rayqueue.replica.jobs import Jobs
 from rayqueue.replica.measures import PartitionMeasures
 from rayqueue.replica.secret import secret_of
 from rayqueue.replica.service import Service
+from rayqueue.replica.settling import Settling
 from rayqueue.replica.tail import Tail
 
 if TYPE_CHECKING:
@@ -71,6 +73,7 @@ class PartitionService(Service):
         self._clients = replica.clients
         self._settings = settings
         self._seals = Seals(secret_of(settings))
+        self.settling = Settling(replica, partition, self.appends, self._seals, settings, self._now_ms)
         self._began = partition.next_offset, partition.total_bytes
         self._expire_at_s = 0.0
 
@@ -200,6 +203,9 @@ class PartitionService(Service):
         if isinstance(call, JobCall):
             self.jobs.call(client, request, call)
             return
+        if isinstance(call, PartitionTransactionCall):
+            self.settling.call(call, partial(self._clients.answer, client, request))
+            return
         if isinstance(call, _OF_LOGS):
             self._check_log()
         reply = partial(self._clients.answer, client, request)
@@ -213,7 +219,7 @@ class PartitionService(Service):
             case calls.GetLag(group=group):
                 self._once_confirmed(client, request, lambda: partition.lag(group))
             case calls.GetBounds():
-                self._once_confirmed(client, request, lambda: Bounds(partition.readable_from, partition.high_watermark))
+                self._once_confirmed(client, request, self._bounds)
             case calls.FindOffset(timestamp_ms=timestamp_ms):
                 self._find_offset(timestamp_ms, reply)
             case calls.Commit(group=group, generation=generation, offsets=offsets, metadata=metadata, rewind=rewind):
@@ -239,6 +245,10 @@ class PartitionService(Service):
                 self.appends.await_room(client, call, reply)
             case _:
                 raise InvalidInputError(f"a partition does not answer {type(call).__name__}")
+
+    def _bounds(self) -> Bounds:
+        partition = self.partition
+        return Bounds(partition.readable_from, partition.high_watermark, partition.stable_offset)
 
     def _once_confirmed(self, client: int, request: int, read: Callable[[], Any]) -> None:
         def confirmed(error: Any) -> None:

@@ -19,11 +19,11 @@ look at makes its pauses longer.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from threading import Lock
 
 from rayqueue.ids import Offset
-from rayqueue.partition import Fetched, Partition
+from rayqueue.partition import CommittedRead, Fetched, Partition
 from rayqueue.protocol.data import ANY_LANE, Cursor
 
 
@@ -45,6 +45,8 @@ class Tail:
         tail = cls(begin, limit_bytes, {lane: min(begin, end) for lane, end in partition.lane_ends().items()})
         for batch, payload in partition.batches(begin):
             tail.append(batch.base_offset, batch.count, payload, batch.lane if lanes > 1 else 0)
+            if partition.is_aborted(batch.base_offset):
+                tail._aborted.add(batch.base_offset)
         return tail
 
     def _clear(self, end: Offset, lane_ends: Mapping[int, Offset] | None) -> None:
@@ -54,6 +56,7 @@ class Tail:
         self._lanes: dict[int, list[Offset]] = {}  # the same bases, lane by lane
         self._lane_ends = {0: end} if lane_ends is None else dict(lane_ends)
         self._lane_starts = dict(self._lane_ends)  # all of a lane that is at or after this is in memory
+        self._aborted: set[Offset] = set()  # bases of batches whose transaction was aborted
         self._bytes = 0
         self.start = self.end = end
 
@@ -66,6 +69,14 @@ class Tail:
             self._bytes += len(payload)
             self.end = self._lane_ends[lane] = Offset(base_offset + count)
         self.grown.add(lane)
+
+    def ended(self, lanes: Iterable[int], aborted: Iterable[tuple[Offset, Offset]]) -> None:
+        """A transaction has ended: those who wait in these lanes may go on. These ranges were aborted."""
+        with self._lock:
+            for start, end in aborted:
+                first, last = bisect_left(self._bases, start), bisect_left(self._bases, end)
+                self._aborted.update(self._bases[first:last])
+        self.grown.update(lanes)
 
     def synced(self) -> None:
         """All that was applied can be found on disk now; forget what is too much to keep."""
@@ -83,6 +94,8 @@ class Tail:
                 if gone:
                     self._lane_starts[lane] = self._end_of(bisect_left(self._bases, bases[gone - 1]))
                     del bases[:gone]
+            if self._aborted:
+                self._aborted.difference_update(self._bases[:drop])
             del self._bases[:drop]
             del self._payloads[:drop]
 
@@ -110,6 +123,52 @@ class Tail:
                     break
                 max_bytes = left
             return found
+
+    def read_committed(
+        self, cursors: Sequence[Cursor], max_bytes: int, first_open: Callable[[int | None], Offset | None]
+    ) -> CommittedRead | None:
+        """As ``rayqueue.partition.read_committed``. None if a lane has some that are only on disk and whose turn it is.
+
+        ``first_open`` tells where the first batch of a lane is whose transaction is open; on the engine's thread.
+        """
+        with self._lock:
+            found: list[Fetched] = []
+            then: list[Cursor] = []
+            for lane, offset in sorted(cursors, reverse=True):
+                which = None if lane == ANY_LANE else lane
+                end = self.end if which is None else self._lane_ends.get(lane, Offset(0))
+                unstable = first_open(which)
+                stop = end if unstable is None else min(end, unstable)
+                at = offset
+                if at < stop and (max_bytes >= 0 or not found):
+                    if at < (self.start if which is None else self._lane_starts.get(lane, 0)):
+                        if not found:
+                            return None
+                        max_bytes = -1  # the rest is for the next fetch
+                    else:
+                        at, max_bytes = self._read_stable(found, at, stop, which, max_bytes)
+                then.append(Cursor(lane, at))
+            return CommittedRead(found, then)
+
+    def _read_stable(
+        self, found: list[Fetched], offset: int, stop: int, lane: int | None, max_bytes: int
+    ) -> tuple[int, int]:
+        """As ``_read``, up to ``stop`` and without what was aborted. Where to continue, and what is left of
+        ``max_bytes``."""
+        bases = self._bases if lane is None else self._lanes.get(lane, [])
+        for number in range(max(bisect_right(bases, offset) - 1, 0), len(bases)):
+            at = number if lane is None else bisect_left(self._bases, bases[number])
+            base, end = self._bases[at], self._end_of(at)
+            if base >= stop:
+                break
+            if end <= offset or base in self._aborted:
+                continue
+            payload = self._payloads[at]
+            max_bytes -= len(payload)
+            if max_bytes < 0 and found:
+                return max(offset, base), max_bytes
+            found.append(Fetched(base, end - base, payload))
+        return stop, max_bytes
 
     def _read(self, found: list[Fetched], offset: int, max_bytes: int, lane: int | None) -> int | None:
         """Add batches to those found. What is left of ``max_bytes``; None if there is one that does not fit."""

@@ -365,5 +365,5 @@ def test_calls_of_the_coordinator_are_no_calls_of_a_partition(tmp_path: Path) ->
         assert type(decode_failure(answer.body)) is InvalidInputError
         client.socket.sendall(frame(Kind.CALL, 2, encode_call(calls.GetBounds())))
         (answer,) = client.frames()
-        assert decode_answer(calls.GetBounds(), answer.body) == calls.Bounds(0, 0)
+        assert decode_answer(calls.GetBounds(), answer.body) == calls.Bounds(0, 0, 0)
         client.close()
