@@ -54,6 +54,18 @@ class PartitionActor(ReplicaActor["PartitionReplica"]):
 
     _spec: PartitionSpec
 
+    def __init__(self, spec: PartitionSpec) -> None:
+        super().__init__(spec)
+        if not isinstance(self._started, RayQueueError):
+            from rayqueue.actors.settler import settle_transactions
+
+            settling = settle_transactions(self._started, spec.group_id, spec.settings)
+            self._settling = self._loop.create_task(settling)
+
+    def _end_tasks(self) -> None:
+        self._loop.call_soon_threadsafe(self._settling.cancel)
+        super()._end_tasks()
+
     def _start(self) -> PartitionReplica:
         from rayqueue.replica.start import start_replica
 

@@ -31,6 +31,7 @@ from rayqueue.actors._ray import pinned_to
 from rayqueue.actors.coordinator_actor import CoordinatorSpec
 from rayqueue.actors.keeper import nodes
 from rayqueue.actors.keeper.herald import Herald
+from rayqueue.actors.keeper.carrier import Carrier
 from rayqueue.actors.keeper.home import ClusterManifest, Home, memory_bytes, same_broker
 from rayqueue.actors.keeper.mover import Mover
 from rayqueue.actors.keeper.nodes import RayNode
@@ -146,6 +147,7 @@ class Keeper:
         self._leads_since_s: float | None = None
         self._mover = Mover(self, spec.settings.cluster)
         self._scout = Scout(self, spec.settings)
+        self._carrier = Carrier(self.change, spec.settings)
         self._told_seen: Seen | None = None
         self._witness = Witness(self, spec.replica_id)
         self._herald = Herald(self)
@@ -229,6 +231,9 @@ class Keeper:
         self._grow(view)
         self._forget_expired(view)
         await self._herald.look(view)
+        commits = self._carrier.due(view)
+        if commits:
+            self.begin("carry", self._carrier.carry(commits, view))
         for recovery in view.recoveries.values():
             if not recovery.settled:
                 self.begin(("recover", recovery.group_id), self._recover(recovery))

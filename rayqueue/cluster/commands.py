@@ -386,6 +386,11 @@ AnyCommand = (
     | FenceGroup
     | ExpireGroups
     | GroupsForgotten
+    | InitTransactions
+    | EndTransaction
+    | AbortTransactions
+    | FinishTransactions
+    | ExpireTransactionalIds
 )
 
 _VERSION_2 = frozenset(

@@ -51,6 +51,7 @@ from rayqueue.cluster.brokers import (
 )
 from rayqueue.cluster.catalog import recreated_topic, unknown_topic
 from rayqueue.cluster.commands import decode_command, encode_command
+from rayqueue.cluster.fates import Fates
 from rayqueue.cluster.groups import Group
 from rayqueue.cluster.machine import ClusterMachine
 from rayqueue.cluster.memberships import RETRY_S, Memberships
@@ -101,6 +102,7 @@ from rayqueue.protocol.calls import (
 )
 from rayqueue.protocol.seals import Seals
 from rayqueue.protocol.topics import TopicInfo, check_name
+from rayqueue.protocol.transactions import CoordinatorTransactionCall
 
 _log = logging.getLogger(__name__)
 
@@ -169,6 +171,7 @@ class Coordinator:
         self._unplaced: deque[tuple[CoordinatorCall, Reply]] = deque()
         """Topic changes that wait for brokers, until ``_place_again_s`` at the latest."""
         self._place_again_s = NEVER
+        self._fates = Fates(machine, settings, seals, self._write, self._read, self._wall_ms)
         self._memberships = Memberships(
             machine, settings, seals, self._propose, self._confirmed, self._wall_ms, self._expire_groups
         )
@@ -209,6 +212,7 @@ class Coordinator:
         self._sites.lead(now_s)
         self.seen = Seen()
         self.whereabouts.forget()
+        self._fates.lead()
         self._start()
 
     def _start(self) -> None:
@@ -279,6 +283,7 @@ class Coordinator:
             if self._expire_at_s <= self._now_s:
                 self._expire_at_s = self._now_s + EXPIRE_EVERY_S
                 self._expire_groups()
+                self._fates.tick(self._now_s)
         elif self._leading and not self._starting:
             self._start()
 
@@ -332,6 +337,9 @@ class Coordinator:
 
     def _dispatch(self, client: int, call: CoordinatorCall, reply: Reply) -> None:
         try:
+            if isinstance(call, CoordinatorTransactionCall):
+                self._fates.call(self._now_s, call, reply)
+                return
             match call:
                 case Heartbeat():
                     self.whereabouts.note(call)

@@ -1,10 +1,11 @@
 """The cluster: what the coordinator's log means.
 
 ``ClusterMachine`` implements ``rayqueue.raft.machine.StateMachine``. It owns
-topics, brokers, placement and producer ids (``catalog``) and the consumer
-groups (``groups``). All of it is rows of one table; a checkpoint is these rows,
-with the schema's version, so a restart reads them and replays nothing, and the
-log before a checkpoint is needed by nobody.
+topics, brokers, placement and producer ids (``catalog``), the consumer groups
+(``groups``) and the fates of transactions (``transactions``). All of it is rows
+of one table; a checkpoint is these rows, with the schema's version, so a restart
+reads them and replays nothing, and the log before a checkpoint is needed by
+nobody.
 
 It knows nothing of sessions, heartbeats and connections: these are the
 leader's, in memory (``coordinator``).
@@ -19,6 +20,7 @@ import msgspec
 
 from rayqueue.cluster.catalog import BrokerRow, Catalog, PlacedReplica, ReplicaKey
 from rayqueue.cluster.commands import (
+    AbortTransactions,
     AlterTopic,
     AnyCommand,
     BeginMove,
@@ -32,11 +34,15 @@ from rayqueue.cluster.commands import (
     DrainBroker,
     DropPlanned,
     EndRebalance,
+    EndTransaction,
     ExpireGroups,
+    ExpireTransactionalIds,
     FenceGroup,
     FinishMove,
+    FinishTransactions,
     ForgetBroker,
     GroupsForgotten,
+    InitTransactions,
     NoteEvents,
     Nothing,
     PlaceCoordinator,
@@ -57,6 +63,7 @@ from rayqueue.cluster.moves import Move, Planned
 from rayqueue.cluster.plans import Rebalance
 from rayqueue.cluster.recoveries import Recovery
 from rayqueue.cluster.tables import COORDINATOR, META
+from rayqueue.cluster.transactions import Transactions
 from rayqueue.errors import InvariantBrokenError, RayQueueError, UnknownFormatError
 from rayqueue.ids import Index
 from rayqueue.log.store import LogStore
@@ -79,6 +86,8 @@ class ClusterMachine:
         self._catalog = Catalog(store)
         self._groups = Groups(store, self._catalog.topics)
         self._events = Events(store)
+        self.transactions = Transactions(store, lambda: self._catalog.take_producer_ids(1))
+        """Valid until the next entry is applied, as all that is asked of it."""
         self._applied = store.applied
         self.on_group_changed: Callable[[str], None] | None = None
         """Told the name of each group that an entry changed. It must only note it."""
@@ -250,8 +259,34 @@ class ClusterMachine:
                 return self._expire_groups(now_ms, retention_ms)
             case GroupsForgotten(groups, generation):
                 return catalog.groups_forgotten(groups, generation)
+            case (
+                InitTransactions()
+                | EndTransaction()
+                | AbortTransactions()
+                | FinishTransactions()
+                | ExpireTransactionalIds()
+            ):
+                return self._change_transactions(command)
             case Nothing():
                 return None
+
+    def _change_transactions(
+        self,
+        command: InitTransactions | EndTransaction | AbortTransactions | FinishTransactions | ExpireTransactionalIds,
+    ) -> Any:
+        catalog, transactions = self._catalog, self.transactions
+        if isinstance(command, FinishTransactions):
+            return transactions.finish(command)
+        catalog.pass_time(command.now_ms)
+        match command:
+            case InitTransactions():
+                return transactions.init(command, catalog.now_ms)
+            case EndTransaction():
+                return transactions.end(command, catalog.now_ms)
+            case AbortTransactions():
+                return transactions.abort(command, catalog.now_ms)
+            case ExpireTransactionalIds():
+                return transactions.expire(lambda used_ms: catalog.age_ms(used_ms) > command.retention_ms)
 
     def _followed(self, topic: str, answer: Any) -> Any:
         for group in self._groups.follow_topic(topic, self._catalog.topics):
@@ -315,6 +350,7 @@ class ClusterMachine:
         self._catalog.load()
         self._groups.load(self._catalog.topics)
         self._events.load()
+        self.transactions.load()
         self._applied = self._store.applied
         for group in self._groups.known:
             self._tell(group)

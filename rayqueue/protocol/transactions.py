@@ -93,8 +93,8 @@ class TransactionInfo(msgspec.Struct, frozen=True, array_like=True):
     """For humans: where the producer runs."""
     timeout_ms: int
     state: str
-    """``idle``: nothing has been open for longer than a moment. ``open``. ``committing`` or ``aborting``: decided, and
-    some partitions have no marker yet."""
+    """``idle``: nothing has been open for longer than a moment. ``open``. ``committing``: decided, and some partitions
+    may have no marker yet."""
     age_ms: int = 0
     """Of what is open, in the partition that has had it open for longest."""
     partitions: tuple[str, ...] = ()

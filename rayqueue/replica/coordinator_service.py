@@ -22,10 +22,12 @@ from rayqueue.cluster.moves import Move, Planned
 from rayqueue.cluster.placement import AliveBroker
 from rayqueue.cluster.recoveries import Recovery
 from rayqueue.cluster.tables import COORDINATOR
+from rayqueue.cluster.transactions import CommitRow
 from rayqueue.config import Settings
 from rayqueue.errors import InvalidInputError
 from rayqueue.ids import GroupId, Index, Offset, ReplicaId
 from rayqueue.protocol.calls import GetStatus, decode_coordinator_call
+from rayqueue.protocol.calls import CoordinatorCall, GetStatus, decode_coordinator_call, encode_answer
 from rayqueue.protocol.frames import Frame, Kind
 from rayqueue.protocol.seals import Seals
 from rayqueue.protocol.topics import TopicInfo
@@ -70,6 +72,8 @@ class ClusterView(NamedTuple):
     """The number of the one that is under way."""
     readers: Mapping[tuple[str, int], Mapping[str, int]] = {}
     """By partition, how many members of groups read it on each Ray node; of topics that want to be led there."""
+    commits: Mapping[tuple[int, int], CommitRow] = {}
+    """Transactions that were committed, and whose participants may not all know it."""
 
 
 class CoordinatorService(Service):
@@ -122,6 +126,10 @@ class CoordinatorService(Service):
     def tell_seen(self, seen: Seen) -> None:
         """What the keeper has seen, for whoever asks how things are."""
         self._coordinator.seen = seen
+
+    def ask(self, call: CoordinatorCall, reply: Callable[[Any], None]) -> None:
+        """What a client would ask, by somebody in the same process."""
+        self._coordinator.handle(time.monotonic(), 0, call, reply)
 
     # -- Service -----------------------------------------------------------------------------
 
@@ -194,6 +202,7 @@ class CoordinatorService(Service):
             tuple(machine.planned.values()),
             None if machine.rebalance is None else machine.rebalance.number,
             self._readers(),
+            dict(machine.transactions.commits),
         )
 
     def _readers(self) -> Mapping[tuple[str, int], Mapping[str, int]]:

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import time
 import weakref
 from collections.abc import Iterable
+from functools import partial
 from typing import Any
 
 from pydantic import SecretStr
@@ -18,6 +20,7 @@ from pydantic import SecretStr
 from rayqueue.cluster.commands import (
     AnyCommand,
     CreateCluster,
+    FinishTransactions,
     PutBroker,
     ReplicasMade,
     ReplicasRemoved,
@@ -26,6 +29,7 @@ from rayqueue.cluster.commands import (
 from rayqueue.cluster.machine import ClusterMachine
 from rayqueue.cluster.placement import AliveBroker
 from rayqueue.cluster.tables import COORDINATOR
+from rayqueue.cluster.transactions import unfinished
 from rayqueue.config import Settings
 from rayqueue.errors import OutcomeUnknownError, RayQueueError, UnknownPartitionError, UnknownTopicError
 from rayqueue.ids import COORDINATOR as COORDINATOR_GROUP
@@ -34,11 +38,19 @@ from rayqueue.net.channel import Channel
 from rayqueue.net.directory import ClusterDirectory, ReplicaName
 from rayqueue.net.endpoint import Endpoint
 from rayqueue.partition import PartitionSettings
+from rayqueue.partition.transactions.commands import end_transaction_command
 from rayqueue.protocol.topics import TopicInfo
+from rayqueue.protocol.transactions import OpenFor, ResolveTransactions
 from rayqueue.replica.coordinator_service import CoordinatorService
 from rayqueue.testing.memory_group import MemoryGroup, MemoryPartition
 
 _MAINTAIN_EVERY_S = 1.0
+_CARRY_AFTER_MS = 5_000
+
+
+def _answered(partition: MemoryPartition, asked: tuple[OpenFor, ...], fates: Any) -> None:
+    if not isinstance(fates, RayQueueError):
+        partition.settling.answered(asked, fates)
 
 
 def with_secret(settings: Settings) -> Settings:
@@ -58,7 +70,7 @@ class MemoryCluster(ClusterDirectory):
         self.coordinator = MemoryGroup(COORDINATOR_GROUP, ["c1"], COORDINATOR, settings)
         self.machine = ClusterMachine(self.coordinator.store)
         this: Any = self.coordinator
-        service = CoordinatorService(this, self.machine, settings, self._reconcile)
+        service = self._service = CoordinatorService(this, self.machine, settings, self._reconcile)
         self._partitions: dict[str, MemoryPartition] = {}
         self.coordinator.serve_with(self.machine, service)
         alive = [AliveBroker(f"b{number}", f"memory-{number}") for number in range(1, brokers + 1)]
@@ -123,6 +135,19 @@ class MemoryCluster(ClusterDirectory):
         if self.machine.doomed:
             self._change(ReplicasRemoved(tuple((key.group_id, key.node) for key in self.machine.doomed)))
 
+    def settle_transactions(self) -> None:
+        """What partitions ask of the coordinator, and it of them, about transactions that nobody ends."""
+        for group_id, partition in self._partitions.items():
+            asked = partition.settling.questions()
+            if asked:
+                call = ResolveTransactions(group_id=group_id, transactions=asked)
+                self._service.ask(call, partial(_answered, partition, asked))
+        for row in unfinished(self.machine.transactions.commits, time.time_ns() // 1_000_000, _CARRY_AFTER_MS):
+            for group_id in row.waiting:
+                if group_id in self._partitions:
+                    self._partitions[group_id].commit(end_transaction_command(*row.key, commit=True))
+            self._change(FinishTransactions((row.key,)))
+
     # -- for tests -----------------------------------------------------------------------------
 
     def partitions(self, topic: str | None, number: int | None) -> list[MemoryPartition]:
@@ -154,6 +179,7 @@ def _maintain_later(cluster: weakref.ref[MemoryCluster]) -> None:
         known = cluster()
         if known is not None and not known.closed:
             known.apply_retention()
+            known.settle_transactions()
             _maintain_later(cluster)
 
     asyncio.get_running_loop().call_later(_MAINTAIN_EVERY_S, maintain)

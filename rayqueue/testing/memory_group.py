@@ -357,6 +357,7 @@ class MemoryPartition(MemoryGroup):
         this: Any = self
         service = PartitionService(this, self.partition, settings)
         self.admission = service.appends.admission
+        self.settling = service.settling
         self.serve_with(self.partition, service)
         self.store.sync()
 

@@ -279,7 +279,7 @@ def test_calls(make: Make, nodes: int) -> None:
     async def scenario() -> None:
         channel = await cluster.open()
         await channel.append(RecordBatch.encode([b"a", b"b", b"c"], timestamps=[10, 20, 30]))
-        assert await channel.call(calls.GetBounds()) == calls.Bounds(0, 3)
+        assert await channel.call(calls.GetBounds()) == calls.Bounds(0, 3, 3)
         assert await channel.call(calls.GetPosition(group="g")) is None
         position = calls.Position(4, {0: 2}, b"m")
         commit = calls.Commit(group="g", generation=4, offsets={0: 2}, metadata=b"m", seal=SEALS.grant("g", GROUP, 4))

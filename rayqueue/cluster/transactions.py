@@ -1,0 +1,269 @@
+"""Transactional ids and the fates of their transactions.
+
+Owns these rows of the META table:
+
+    i<transactional id>         an id, and its producer's current transaction
+    w<producer id><epoch>       a transaction that was committed, and who has no marker yet
+
+Abort is presumed: a transaction that is not the current one of its producer, and
+not among the committed ones, was aborted, or never was. So only commits are kept,
+and only until every participant has its marker: a row that goes too early would
+tear its transaction, one that stays costs a few bytes.
+
+The end of a transaction, whoever decides it, gives its producer the next epoch; at
+the highest, another producer id. So no pair is ever given twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Literal
+
+import msgspec
+
+from rayqueue.cluster.commands import (
+    AbortTransactions,
+    EndTransaction,
+    FinishTransactions,
+    InitTransactions,
+)
+from rayqueue.cluster.tables import META
+from rayqueue.errors import (
+    ProducerFencedError,
+    RayQueueError,
+    TransactionAbortedError,
+    TransactionError,
+    UnknownTransactionError,
+)
+from rayqueue.log.store import LogStore
+from rayqueue.protocol.transactions import MAX_EPOCH, Transaction
+from rayqueue.records.checksum import crc32c
+
+_ID = b"i"
+_COMMITTED = b"w"
+EXPIRED_AT_ONCE = 200
+
+Fate = Literal["open", "committed", "aborted"]
+Key = tuple[int, int]
+
+
+class IdRow(msgspec.Struct, frozen=True, array_like=True):
+    """A transactional id."""
+
+    transactional_id: str
+    producer_id: int
+    epoch: int
+    """Of the transaction that is open, or comes next."""
+    timeout_ms: int
+    owner: str
+    attempt: str
+    """Of the producer that has the id."""
+    used_ms: int
+    last: Key = (0, 0)
+    """The transaction before, of the same attempt; none if the producer id is 0."""
+    last_committed: bool = False
+    last_named: int = 0
+    """A checksum of its participants: a repetition must name the same."""
+    why_aborted: str = ""
+    """If somebody else than its producer aborted it."""
+
+    @property
+    def key(self) -> Key:
+        return self.producer_id, self.epoch
+
+
+class CommitRow(msgspec.Struct, frozen=True, array_like=True):
+    """A commit that some participants may not know of."""
+
+    transactional_id: str
+    producer_id: int
+    epoch: int
+    waiting: tuple[str, ...]
+    """Raft groups."""
+    decided_ms: int
+
+    @property
+    def key(self) -> Key:
+        return self.producer_id, self.epoch
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode_id = msgspec.msgpack.Decoder(IdRow).decode
+_decode_commit = msgspec.msgpack.Decoder(CommitRow).decode
+
+
+def _commit_key(key: Key) -> bytes:
+    return _COMMITTED + key[0].to_bytes(8, "big") + key[1].to_bytes(4, "big")
+
+
+class Transactions:
+    def __init__(self, store: LogStore, new_producer_id: Callable[[], int]) -> None:
+        self._store = store
+        self._new_producer_id = new_producer_id
+        self.load()
+
+    def load(self) -> None:
+        scan = self._store.scan
+        ids = [_decode_id(row) for _, row in scan(META, _ID, bytes((_ID[0] + 1,)))]
+        self.ids: dict[str, IdRow] = {row.transactional_id: row for row in ids}
+        self._by_producer: dict[int, str] = {row.producer_id: row.transactional_id for row in ids}
+        commits = [_decode_commit(row) for _, row in scan(META, _COMMITTED, bytes((_COMMITTED[0] + 1,)))]
+        self.commits: dict[Key, CommitRow] = {row.key: row for row in commits}
+
+    # -- what others ask ----------------------------------------------------------------------
+
+    def fate(self, key: Key, group_id: str) -> Fate:
+        """Of a transaction in this partition."""
+        row = self._of_producer(key[0])
+        if row is not None and row.producer_id == key[0] and key[1] >= row.epoch:
+            return "open"
+        commit = self.commits.get(key)
+        # Who has its marker needs no other: what is open there is of something late.
+        return "committed" if commit is not None and group_id in commit.waiting else "aborted"
+
+    def current(self, key: Key) -> IdRow | None:
+        """The id whose current transaction this is."""
+        row = self._of_producer(key[0])
+        return row if row is not None and row.key == key else None
+
+    def _of_producer(self, producer_id: int) -> IdRow | None:
+        name = self._by_producer.get(producer_id)
+        return None if name is None else self.ids[name]
+
+    # -- applying -------------------------------------------------------------------------------
+
+    def init(self, command: InitTransactions, now_ms: int) -> Transaction | RayQueueError:
+        row = self.ids.get(command.transactional_id)
+        if row is not None and row.attempt == command.attempt:
+            return Transaction(*row.key)
+        if command.resume:
+            return _unknown(command.transactional_id) if row is None else _taken(row)
+        key = (self._new_producer_id(), 0) if row is None else self._after(row.key)
+        made = IdRow(
+            command.transactional_id,
+            *key,
+            command.timeout_ms,
+            command.owner,
+            command.attempt,
+            now_ms,
+        )
+        self._put(made)
+        return Transaction(*key)
+
+    def end(self, command: EndTransaction, now_ms: int) -> Transaction | RayQueueError:
+        row = self.ids.get(command.transactional_id)
+        if row is None:
+            return _unknown(command.transactional_id)
+        key = command.producer_id, command.epoch
+        named = crc32c("\0".join(command.participants).encode())
+        if key == row.last and key != row.key:
+            return self._again(row, command.commit, named)
+        if key != row.key:
+            return _taken(row)
+        self.finish(FinishTransactions(command.finished), only=row.transactional_id)
+        if command.commit and command.participants:
+            self._put_commit(CommitRow(row.transactional_id, *key, command.participants, now_ms))
+        ended = msgspec.structs.replace(
+            row, last=key, last_committed=command.commit, last_named=named, why_aborted="", used_ms=now_ms
+        )
+        return self._go_on(ended)
+
+    def _again(self, row: IdRow, commit: bool, named: int) -> Transaction | RayQueueError:
+        """A repetition, or the first call for what somebody else has ended."""
+        if commit and not row.last_committed:
+            why = row.why_aborted or "its producer has aborted it"
+            return TransactionAbortedError(
+                f"transaction {row.last[1]} of {row.transactional_id!r} was aborted: {why}",
+                producer_id=row.last[0],
+                epoch=row.last[1],
+            )
+        if row.last_committed and (not commit or named != row.last_named):
+            return TransactionError(
+                f"transaction {row.last[1]} of {row.transactional_id!r} is committed, and not as this says",
+                committed=True,
+            )
+        return Transaction(*row.key)
+
+    def abort(self, command: AbortTransactions, now_ms: int) -> tuple[bool, ...]:
+        answers: list[bool] = []
+        for producer_id, epoch in command.transactions:
+            row = self.current((producer_id, epoch))
+            answers.append(row is not None)
+            if row is not None:
+                self._go_on(
+                    msgspec.structs.replace(
+                        row, last=row.key, last_committed=False, last_named=0, why_aborted=command.why, used_ms=now_ms
+                    )
+                )
+        return tuple(answers)
+
+    def finish(self, command: FinishTransactions, *, only: str | None = None) -> None:
+        """``only``: those of this id, whatever its producer says."""
+        for key in command.finished:
+            row = self.commits.get((key[0], key[1]))
+            if row is None or only not in (None, row.transactional_id):
+                continue
+            waiting = tuple([each for each in row.waiting if command.group_id and each != command.group_id])
+            if waiting:
+                self._put_commit(msgspec.structs.replace(row, waiting=waiting))
+            else:
+                del self.commits[row.key]
+                self._store.delete(META, _commit_key(row.key))
+
+    def expire(self, is_old: Callable[[int], bool]) -> tuple[str, ...]:
+        """Forget ids that are not used; those of which a commit is still to be told stay."""
+        busy = {row.transactional_id for row in self.commits.values()}
+        gone: list[str] = []
+        for name in sorted(self.ids):
+            row = self.ids[name]
+            if len(gone) < EXPIRED_AT_ONCE and name not in busy and is_old(row.used_ms):
+                gone.append(name)
+        for name in gone:
+            row = self.ids.pop(name)
+            self._by_producer.pop(row.producer_id, None)
+            self._store.delete(META, _ID + name.encode())
+        return tuple(gone)
+
+    # -- rows -----------------------------------------------------------------------------------
+
+    def _go_on(self, row: IdRow) -> Transaction:
+        """The producer's next transaction."""
+        producer_id, epoch = self._after(row.key)
+        self._put(msgspec.structs.replace(row, producer_id=producer_id, epoch=epoch))
+        return Transaction(producer_id, epoch)
+
+    def _after(self, key: Key) -> Key:
+        return (key[0], key[1] + 1) if key[1] < MAX_EPOCH else (self._new_producer_id(), 0)
+
+    def _put(self, row: IdRow) -> None:
+        before = self.ids.get(row.transactional_id)
+        if before is not None and before.producer_id != row.producer_id:
+            self._by_producer.pop(before.producer_id, None)
+        self.ids[row.transactional_id] = row
+        self._by_producer[row.producer_id] = row.transactional_id
+        self._store.put(META, _ID + row.transactional_id.encode(), _encode(row))
+
+    def _put_commit(self, row: CommitRow) -> None:
+        self.commits[row.key] = row
+        self._store.put(META, _commit_key(row.key), _encode(row))
+
+
+def unfinished(commits: Mapping[Key, CommitRow], now_ms: int, after_ms: int) -> Iterable[CommitRow]:
+    """Commits that were decided so long ago and are not known everywhere."""
+    return [row for row in commits.values() if now_ms - row.decided_ms >= after_ms]
+
+
+def _unknown(transactional_id: str) -> UnknownTransactionError:
+    return UnknownTransactionError(
+        f"the transactional id {transactional_id!r} is not known (any more); nothing of its transaction will be seen",
+        transactional_id=transactional_id,
+    )
+
+
+def _taken(row: IdRow) -> ProducerFencedError:
+    return ProducerFencedError(
+        f"transactional id {row.transactional_id!r} belongs to another producer, or a later transaction: "
+        f"{row.owner or 'unknown'}, epoch {row.epoch}",
+        current=row.epoch,
+        owner=row.owner,
+    )

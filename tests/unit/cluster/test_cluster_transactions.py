@@ -1,0 +1,267 @@
+"""Transactions at the coordinator: who has an id, what was decided, and what partitions are told."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from rayqueue.cluster import commands
+from rayqueue.cluster.transactions import EXPIRED_AT_ONCE
+from rayqueue.errors import (
+    InvalidInputError,
+    NotLeaderError,
+    ProducerFencedError,
+    TooManyTransactionsError,
+    TransactionAbortedError,
+    TransactionError,
+    TransactionTooLargeError,
+    UnknownTransactionError,
+)
+from rayqueue.protocol.transactions import (
+    MAX_EPOCH,
+    AbortTransaction,
+    Decided,
+    EndTransaction,
+    FinishTransactions,
+    InitTransactions,
+    ListTransactions,
+    OpenFor,
+    ResolveTransactions,
+    Transaction,
+)
+from tests.unit.cluster.cluster_state import SEALS, ClusterLog, Service
+
+NOW_MS = 1_700_000_000_000
+
+
+@pytest.fixture
+def log() -> ClusterLog:
+    return ClusterLog()
+
+
+def init(log: ClusterLog, attempt: str = "a", name: str = "billing", **fields: Any) -> Any:
+    given: dict[str, Any] = {"timeout_ms": 1_000, "owner": "host", "resume": False, "now_ms": NOW_MS} | fields
+    return log.apply(commands.InitTransactions(name, attempt, **given))
+
+
+def end(
+    log: ClusterLog, at: Transaction, commit: bool = True, groups: tuple[str, ...] = ("p", "q"), **fields: Any
+) -> Any:
+    given: dict[str, Any] = {"finished": (), "now_ms": NOW_MS} | fields
+    return log.apply(
+        commands.EndTransaction("billing", at.producer_id, at.epoch, commit, groups, **given),
+    )
+
+
+def fate(log: ClusterLog, at: Transaction, group: str = "p") -> str:
+    return log.machine.transactions.fate((at.producer_id, at.epoch), group)
+
+
+# -- the machine ---------------------------------------------------------------------------
+
+
+def test_each_pair_is_given_once(log: ClusterLog) -> None:
+    first = init(log)
+    second = end(log, first)
+    third = end(log, second, commit=False)
+    assert [each.producer_id for each in (first, second, third)] == [first.producer_id] * 3
+    assert [each.epoch for each in (first, second, third)] == [0, 1, 2]
+    fourth = init(log, "b")
+    assert fourth.epoch == 3
+    assert init(log, name="other").producer_id != first.producer_id
+
+
+def test_a_repetition_is_answered_as_the_first_time(log: ClusterLog) -> None:
+    first = init(log)
+    assert init(log) == first
+    second = end(log, first)
+    assert end(log, first) == second
+    assert init(log) == second  # late; nobody listens
+    assert fate(log, first) == "committed"
+    assert isinstance(end(log, first, commit=False), TransactionError)
+    assert isinstance(end(log, first, groups=("p",)), TransactionError)
+    third = end(log, second, commit=False)
+    assert end(log, second, commit=False) == third
+    assert isinstance(end(log, second), TransactionAbortedError)
+
+
+def test_a_newer_producer_fences_the_older(log: ClusterLog) -> None:
+    first = init(log)
+    other = init(log, "b")
+    assert fate(log, first) == "aborted"
+    assert fate(log, other) == "open"
+    for commit in (True, False):
+        assert isinstance(end(log, first, commit=commit), ProducerFencedError)
+    assert isinstance(init(log, "a", resume=True), ProducerFencedError)
+    assert init(log, "b", resume=True) == other
+    assert isinstance(init(log, "c", name="never", resume=True), UnknownTransactionError)
+
+
+def test_what_somebody_else_aborts_cannot_be_committed(log: ClusterLog) -> None:
+    first = init(log)
+    keys = ((first.producer_id, first.epoch), (99, 0))
+    assert log.apply(commands.AbortTransactions(keys, "late", NOW_MS)) == (True, False)
+    assert log.apply(commands.AbortTransactions(keys, "late", NOW_MS)) == (False, False)
+    refused = end(log, first)
+    assert isinstance(refused, TransactionAbortedError)
+    assert "late" in str(refused)
+    assert init(log, resume=True) == Transaction(first.producer_id, 1)
+    assert fate(log, first) == "aborted"
+
+
+def test_a_commit_is_kept_until_every_participant_has_its_marker(log: ClusterLog) -> None:
+    first = init(log)
+    key = ((first.producer_id, first.epoch),)
+    second = end(log, first)
+    assert [fate(log, first, group) for group in ("p", "q", "r")] == ["committed", "committed", "aborted"]
+    log.apply(commands.FinishTransactions(key, "p"))
+    assert [fate(log, first, group) for group in ("p", "q")] == ["aborted", "committed"]
+    log.restart()
+    assert [fate(log, first, group) for group in ("p", "q")] == ["aborted", "committed"]
+    end(log, second, finished=key)
+    assert [row.epoch for row in log.machine.transactions.commits.values()] == [1]
+
+
+def test_nobody_finishes_what_is_another_s(log: ClusterLog) -> None:
+    first = init(log)
+    end(log, first)
+    other = init(log, name="other")
+    log.apply(
+        commands.EndTransaction(
+            "other", other.producer_id, 0, True, ("p",), ((first.producer_id, first.epoch),), NOW_MS
+        )
+    )
+    assert fate(log, first) == "committed"
+
+
+def test_the_highest_epoch_is_followed_by_another_producer(log: ClusterLog) -> None:
+    first = init(log)
+    row = log.machine.transactions.ids["billing"]
+    log.machine.transactions._put(type(row)("billing", first.producer_id, MAX_EPOCH, 1_000, "", "a", NOW_MS))
+    last = Transaction(first.producer_id, MAX_EPOCH)
+    then = end(log, last)
+    assert then.producer_id != first.producer_id
+    assert then.epoch == 0
+    assert (fate(log, last), fate(log, then)) == ("committed", "open")
+    assert end(log, last) == then
+    log.restart()
+    assert (fate(log, last), fate(log, then)) == ("committed", "open")
+
+
+def test_unused_ids_are_forgotten_and_their_transactions_are_aborted(log: ClusterLog) -> None:
+    first = init(log)
+    end(log, first)
+    second = init(log, name="other")
+    late_ms = NOW_MS + 10_000
+    assert log.apply(commands.ExpireTransactionalIds(late_ms, 9_000)) == ("other",)  # the first has a commit to tell of
+    assert fate(log, second) == "aborted"
+    log.apply(commands.FinishTransactions(((first.producer_id, first.epoch),)))
+    assert log.apply(commands.ExpireTransactionalIds(late_ms, 9_000)) == ("billing",)
+    assert isinstance(end(log, Transaction(first.producer_id, 1)), UnknownTransactionError)
+    for number in range(EXPIRED_AT_ONCE + 1):
+        init(log, name=f"n{number}")
+    assert len(log.apply(commands.ExpireTransactionalIds(2 * late_ms, 1))) == EXPIRED_AT_ONCE
+
+
+def test_a_checkpoint_has_all_of_it(log: ClusterLog) -> None:
+    first = init(log)
+    second = end(log, first)
+    twin = ClusterLog()
+    twin.machine.restore(log.machine.checkpoint())
+    assert fate(twin, first) == "committed"
+    assert end(twin, first) == second
+
+
+# -- the service ------------------------------------------------------------------------------
+
+
+def asked(service: Service, call: Any) -> Any:
+    return service.ask(call).answer
+
+
+def init_call(attempt: str = "a", name: str = "billing", timeout_ms: int = 1_000) -> InitTransactions:
+    return InitTransactions(transactional_id=name, attempt=attempt, timeout_ms=timeout_ms, owner="host")
+
+
+def end_call(at: Transaction, commit: bool = True, groups: tuple[str, ...] = ("p", "q")) -> EndTransaction:
+    return EndTransaction(
+        transactional_id="billing",
+        producer_id=at.producer_id,
+        epoch=at.epoch,
+        commit=commit,
+        participants=groups,
+    )
+
+
+def resolve(service: Service, at: Transaction, age_ms: int, group: str = "p") -> Any:
+    return asked(
+        service, ResolveTransactions(group_id=group, transactions=(OpenFor(at.producer_id, at.epoch, age_ms),))
+    )
+
+
+def test_a_decision_comes_with_what_proves_it() -> None:
+    service = Service()
+    first = asked(service, init_call())
+    decided = asked(service, end_call(first))
+    key = first.producer_id, first.epoch
+    seals = tuple(SEALS.marker(group, *key, commit=True) for group in ("p", "q"))
+    assert decided == Decided(True, seals, Transaction(first.producer_id, 1))
+    SEALS.check_marker(decided.seals[0], "p", *key, commit=True)
+    for group, commit, epoch in (("q", True, 0), ("p", False, 0), ("p", True, 1)):
+        with pytest.raises(UnknownTransactionError):
+            SEALS.check_marker(decided.seals[0], group, first.producer_id, epoch, commit=commit)
+    assert asked(service, end_call(first)) == decided
+
+
+def test_partitions_are_told_fates_and_what_is_late_is_aborted() -> None:
+    service = Service()
+    first = asked(service, init_call())
+    assert resolve(service, first, 900) == ("open",)
+    assert resolve(service, Transaction(99, 0), 5) == ("aborted",)
+    (info,) = asked(service, ListTransactions())
+    assert (info.state, info.age_ms, info.partitions, info.owner) == ("open", 900, ("p",), "host")
+    assert resolve(service, first, 1_001) == ("aborted",)
+    assert isinstance(asked(service, end_call(first)), TransactionAbortedError)
+    second = asked(service, init_call("b"))
+    asked(service, end_call(second))
+    assert resolve(service, second, 9_999) == ("committed",)
+    (info,) = asked(service, ListTransactions())
+    assert (info.state, info.partitions) == ("committing", ("p", "q"))
+    asked(
+        service,
+        FinishTransactions(transactional_id="other", finished=(second,)),
+    )
+    assert resolve(service, second, 9_999) == ("committed",)
+    asked(service, FinishTransactions(transactional_id="billing", finished=(second,)))
+    assert resolve(service, second, 9_999) == ("aborted",)  # whoever asks now has something late
+    (info,) = asked(service, ListTransactions())
+    assert info.state == "idle"
+
+
+def test_an_operator_ends_what_he_has_seen_and_nothing_later() -> None:
+    service = Service()
+    first = asked(service, init_call())
+    abort = AbortTransaction(transactional_id="billing", producer_id=first.producer_id, epoch=first.epoch)
+    other = AbortTransaction(transactional_id="other", producer_id=first.producer_id, epoch=first.epoch)
+    assert asked(service, other) is False
+    assert asked(service, abort) is True
+    assert asked(service, abort) is False
+    assert isinstance(asked(service, end_call(first)), TransactionAbortedError)
+
+
+def test_bounds() -> None:
+    service = Service(max_transactional_ids=1, max_transaction_participants=2)
+    assert isinstance(asked(service, init_call(timeout_ms=900_001)), InvalidInputError)
+    first = asked(service, init_call())
+    assert isinstance(asked(service, init_call(name="other")), TooManyTransactionsError)
+    assert asked(service, init_call("b")).epoch == 1
+    assert isinstance(asked(service, end_call(first, groups=("p", "q", "r"))), TransactionTooLargeError)
+    assert isinstance(asked(service, end_call(first, groups=("p", "p"))), InvalidInputError)
+
+
+def test_who_does_not_lead_tells_no_fate() -> None:
+    service = Service()
+    first = asked(service, init_call())
+    service.coordinator.unlead()
+    assert isinstance(resolve(service, first, 5), NotLeaderError)
