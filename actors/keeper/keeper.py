@@ -29,9 +29,9 @@ from pydantic import SecretStr
 
 from rayqueue.actors._ray import pinned_to
 from rayqueue.actors.coordinator_actor import CoordinatorSpec
+from rayqueue.actors.directory import RayDirectory
 from rayqueue.actors.keeper import nodes
 from rayqueue.actors.keeper.herald import Herald
-from rayqueue.actors.keeper.carrier import Carrier
 from rayqueue.actors.keeper.home import ClusterManifest, Home, memory_bytes, same_broker
 from rayqueue.actors.keeper.mover import Mover
 from rayqueue.actors.keeper.nodes import RayNode
@@ -88,6 +88,7 @@ from rayqueue.partition import PartitionSettings
 from rayqueue.partition.commands import configure_command, expire_groups_command
 from rayqueue.protocol.topics import PartitionInfo, TopicInfo
 from rayqueue.raft.replica_set import ReplicaSet
+from rayqueue.replica.carrying import Carrier
 
 if TYPE_CHECKING:
     from rayqueue.replica.coordinator_service import ClusterView, CoordinatorReplica
@@ -147,7 +148,7 @@ class Keeper:
         self._leads_since_s: float | None = None
         self._mover = Mover(self, spec.settings.cluster)
         self._scout = Scout(self, spec.settings)
-        self._carrier = Carrier(self.change, spec.settings)
+        self._carrier = Carrier(self.change, RayDirectory(spec.settings.namespace), spec.settings)
         self._told_seen: Seen | None = None
         self._witness = Witness(self, spec.replica_id)
         self._herald = Herald(self)

@@ -5,6 +5,7 @@
     python -m tests.sim.campaign --world cluster --schedules 3000
     python -m tests.sim.campaign --world applications --schedules 1000
     python -m tests.sim.campaign --world jobs --schedules 1000
+    python -m tests.sim.campaign --world transactions --schedules 1000
 
 Ends with one JSON line: schedules, acked, lost, stuck, seconds. Exit code 1 if
 any schedule failed; each failing seed prints the command that replays it.
@@ -30,15 +31,17 @@ from tests.sim.app_world import AppOutcome, AppWorld
 from tests.sim.cluster_world import ClusterOutcome, ClusterWorld
 from tests.sim.invariants import BrokenError
 from tests.sim.job_world import JobOutcome, JobWorld
+from tests.sim.tx_world import TxOutcome, TxWorld
 from tests.sim.world import Outcome, World
 
 CHUNK = 25
 
-WORLDS: dict[str, Callable[[int], World | ClusterWorld | AppWorld | JobWorld]] = {
+WORLDS: dict[str, Callable[[int], World | ClusterWorld | AppWorld | JobWorld | TxWorld]] = {
     "partition": World,
     "cluster": ClusterWorld,
     "applications": AppWorld,
     "jobs": JobWorld,
+    "transactions": TxWorld,
 }
 
 
@@ -53,7 +56,7 @@ class Result:
 
 
 def run_seed(seed: int, world: str = "partition") -> Result:
-    outcome: Outcome | ClusterOutcome | AppOutcome | JobOutcome
+    outcome: Outcome | ClusterOutcome | AppOutcome | JobOutcome | TxOutcome
     try:
         outcome = WORLDS[world](seed).run()
     except BrokenError as broken:

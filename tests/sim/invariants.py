@@ -56,6 +56,11 @@ class Invariant(Enum):
     JOB_STATE = "a queue's jobs are in the states that its rules give"
     JOB_ANSWERS = "what a worker is told of jobs is what the log says"
     JOBS_KEPT = "every job that was put comes to one end: done or dead"
+    # Of transactions.
+    ATOMIC = "a transaction ends everywhere as the coordinator has decided, and is decided once"
+    COMMITTED_READS = "who reads what is committed gets nothing open or aborted, and misses nothing"
+    EXACTLY_ONCE = "each input has one result, and the position says which have theirs"
+    TRUE_FATE = "what a producer is told of its transaction is its fate"
     # Liveness.
     PROGRESS = "after healing, everything that was asked for is done"
     NO_STORM = "one lost message is not answered by sending everything again and again"

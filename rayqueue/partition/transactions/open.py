@@ -287,7 +287,7 @@ class Transactions:
                         _Row(each.opened_ms, each.groups, each.jobs),
                         [(start, end, lane) for start, (end, lane) in each.runs.items()],
                     )
-                    for each in self
+                    for each in sorted(self, key=lambda each: each.key)
                 ]
             )
         )

@@ -1,8 +1,8 @@
 """The carrier: brings the markers of commits to participants that may lack them, so that the commits can be forgotten.
 
-Part of the keeper, and acts where it does. Usually the producer has done it, and
-says so with its next transaction; what it has not said within ``AFTER_MS`` is done
-again here, which changes nothing where it was done.
+Beside the coordinator that leads, over the connection layer. Usually the producer
+has done it, and says so with its next transaction; what it has not said within
+``AFTER_MS`` is done again here, which changes nothing where it was done.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING
 
-from rayqueue.actors.directory import RayDirectory
-from rayqueue.actors.ray_calls import FAILURES
 from rayqueue.cluster.commands import AnyCommand, FinishTransactions
 from rayqueue.cluster.transactions import CommitRow, unfinished
 from rayqueue.config import Settings
+from rayqueue.errors import RayQueueError
+from rayqueue.net.directory import Directory
 from rayqueue.net.route import GroupRoute
 from rayqueue.protocol.seals import Seals
 from rayqueue.protocol.topics import PartitionInfo
@@ -38,11 +38,12 @@ _GROUPS_AT_ONCE = 8
 class Carrier:
     """``change`` writes to the coordinator's log."""
 
-    def __init__(self, change: Callable[[AnyCommand], Awaitable[object]], settings: Settings) -> None:
+    def __init__(
+        self, change: Callable[[AnyCommand], Awaitable[object]], directory: Directory, settings: Settings
+    ) -> None:
         self._change = change
         self._settings = settings
-        self._seals = Seals(secret_of(settings))
-        self._directory = RayDirectory(settings.namespace)
+        self._directory = directory
 
     def due(self, view: ClusterView) -> list[CommitRow]:
         """Some of the commits that are not known to be finished though they should be."""
@@ -70,12 +71,13 @@ class Carrier:
             ids = [replica.node for replica in part.replicas]
             route = GroupRoute(group_id, ids, self._directory, self._settings)
             try:
+                seals = Seals(secret_of(self._settings))
                 for row in rows:
-                    seal = self._seals.marker(group_id, *row.key, commit=True)
+                    seal = seals.marker(group_id, *row.key, commit=True)
                     mark = MarkTransaction(producer_id=row.producer_id, epoch=row.epoch, commit=True, seal=seal)
                     await route.call(mark, timeout_ms=_MARK_MS)
                     told.append(row.key)
-            except FAILURES as error:
+            except RayQueueError as error:
                 _log.info("%s has not taken its markers yet: %s", group_id, error)
             finally:
                 route.close()
