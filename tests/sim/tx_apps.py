@@ -291,10 +291,9 @@ class Processor(TxProducer):
                 offset = then
 
     async def _one(self, generation: int, then: int, taken: list[bytes]) -> bool:
-        results: dict[int, list[bytes]] = {}
-        for value in taken:
-            results.setdefault(self.rng.randrange(1, len(self.routes)), []).append(b"out " + value)
-        work: list[Callable[[], Awaitable[None]]] = [partial(self.send, *each) for each in results.items()]
+        work: list[Callable[[], Awaitable[None]]] = [
+            partial(self.send, self.rng.randrange(1, len(self.routes)), [b"out " + value]) for value in taken
+        ]
         work.append(partial(self.stage, generation, then))
         self.rng.shuffle(work)
         for each in work:

@@ -16,6 +16,7 @@ misses something; each input has one result.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from random import Random
@@ -48,7 +49,7 @@ from rayqueue.protocol.transactions import ResolveTransactions, Transaction
 from rayqueue.records import BATCH_TAG, BatchHeader, RecordBatch
 from rayqueue.replica import carrying
 from rayqueue.replica.carrying import Carrier
-from tests.sim.app_world import AppWorld, PartitionChecker, _settings, void
+from tests.sim.app_world import AppWorld, PartitionChecker, _settings
 from tests.sim.apps import SimDirectory
 from tests.sim.checker import LogChecker
 from tests.sim.ensemble import Ensemble
@@ -60,7 +61,7 @@ from tests.sim.served import CoordinatorNode, PartitionNode
 from tests.sim.tx_apps import GROUP, Feeder, Processor, Reader, TxApp, grants
 
 SAFETY_S = 8.0
-HEAL_S = 60.0
+HEAL_S = 30.0
 PARTITIONS = 3
 APP_FAULTS = ("app_pause", "app_cut", "app_kill", "app_reset", "app_zombie", "take_over")
 NODE_FAULTS = ("partition", "one_way", "pause", "kill", "kill_in_sync", "power_loss", "transfer")
@@ -87,8 +88,10 @@ class TxOutcome:
 class DecisionChecker(LogChecker):
     """Applies the coordinator's log, and knows what was decided."""
 
-    def __init__(self) -> None:
+    def __init__(self, ended_in: Callable[[str, Key], bool | None]) -> None:
+        """``ended_in`` tells how a transaction has ended in a partition."""
         super().__init__()
+        self.ended_in = ended_in
         self._store = MemoryStore(GroupId("coordinator"), ReplicaId("reference"), COORDINATOR)
         self.machine = ClusterMachine(self._store)
         self._applied = Index(0)
@@ -117,6 +120,9 @@ class DecisionChecker(LogChecker):
             key = command.producer_id, command.epoch
             if self.decided.setdefault(key, decision)[0] != command.commit:
                 raise BrokenError(Invariant.ATOMIC, f"{key} was decided twice: {self.decided[key]}, then {decision}")
+            for group_id in command.participants if command.commit else ():
+                if self.ended_in(group_id, key) is False:
+                    raise BrokenError(Invariant.ATOMIC, f"{key} was committed, and aborted in {group_id} before")
         pair = answer.producer_id, answer.epoch
         if self.given.setdefault(pair, command.transactional_id) != command.transactional_id:
             raise BrokenError(
@@ -205,8 +211,14 @@ class TxWorld(AppWorld):
         self._told[key] = who, committed
 
     def ended(self, key: Key, group_id: str, *, commit: bool) -> None:
-        if commit and not self.decisions.is_committed(key, group_id):
-            raise BrokenError(Invariant.ATOMIC, f"{key} was committed in {group_id}, and that was never decided")
+        if commit != self.decisions.is_committed(key, group_id):
+            raise BrokenError(Invariant.ATOMIC, f"{key} ended in {group_id} committed={commit}, not as was decided")
+
+    def _ended_in(self, group_id: str, key: Key) -> bool | None:
+        for number, group in self.ensembles.items():
+            if group.group_id == group_id:
+                return self.checker(number).ended.get(key)
+        return None
 
     def read(self, number: int, cursors: dict[int, int], answer: FetchAnswer) -> None:
         """What a reader got is what is next for it."""
@@ -240,7 +252,7 @@ class TxWorld(AppWorld):
 
     def _build(self) -> None:
         self.coordinators = self._ensemble("coordinator", COORDINATOR)
-        self.coordinators.checker = DecisionChecker()
+        self.coordinators.checker = DecisionChecker(self._ended_in)
         self.coordinators.start(CoordinatorNode, [f"c{number}" for number in range(self.size)])
         topic = self._create_topic()
         for each in topic.partitions:
@@ -300,7 +312,7 @@ class TxWorld(AppWorld):
             return answer
 
         async def change(command: AnyCommand) -> object:
-            return await asked(lambda leader, tell: void(leader.propose(encode_command(command), tell)))
+            return await asked(partial(_propose, encode_command(command)))
 
         carrier = Carrier(change, cast("Any", SimDirectory(self)), self.settings)
 
@@ -505,6 +517,13 @@ class TxWorld(AppWorld):
             self.decisions.late,
             self.decisions.carried,
         )
+
+
+def _propose(payload: bytes, leader: CoordinatorNode, tell: Callable[[Any], None]) -> None:
+    try:
+        leader.propose(payload, tell)
+    except RayQueueError as error:
+        tell(error)
 
 
 def _tell(looked: asyncio.Future[Any], answer: Any) -> None:
