@@ -61,6 +61,8 @@ class PartitionActor(ReplicaActor["PartitionReplica"]):
 
             settling = settle_transactions(self._started, spec.group_id, spec.settings)
             self._settling = self._loop.create_task(settling)
+            if spec.partition.queue:
+                self._learning = self._loop.create_task(self._learn_of_gone_nodes())
 
     def _end_tasks(self) -> None:
         self._loop.call_soon_threadsafe(self._settling.cancel)
@@ -82,11 +84,6 @@ class PartitionActor(ReplicaActor["PartitionReplica"]):
             deliver=deliver,
             on_fatal=die,
         )
-
-    def __init__(self, spec: PartitionSpec) -> None:
-        super().__init__(spec)
-        if spec.partition.queue and not isinstance(self._started, RayQueueError):
-            self._learning = asyncio.get_running_loop().create_task(self._learn_of_gone_nodes())
 
     async def _learn_of_gone_nodes(self) -> None:
         """What a keeper has told an earlier process of this replica. From now on it tells this one."""

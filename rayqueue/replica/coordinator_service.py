@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from rayqueue.cluster.brokers import Seen
 from rayqueue.cluster.catalog import BrokerRow, PlacedReplica
@@ -26,8 +26,7 @@ from rayqueue.cluster.transactions import CommitRow
 from rayqueue.config import Settings
 from rayqueue.errors import InvalidInputError
 from rayqueue.ids import GroupId, Index, Offset, ReplicaId
-from rayqueue.protocol.calls import GetStatus, decode_coordinator_call
-from rayqueue.protocol.calls import CoordinatorCall, GetStatus, decode_coordinator_call, encode_answer
+from rayqueue.protocol.calls import CoordinatorCall, GetStatus, decode_coordinator_call
 from rayqueue.protocol.frames import Frame, Kind
 from rayqueue.protocol.seals import Seals
 from rayqueue.protocol.topics import TopicInfo

@@ -107,7 +107,7 @@ class Settling:
 
     def questions(self) -> tuple[OpenFor, ...]:
         """What to ask the coordinator now. Nothing, unless this replica leads."""
-        if not self._replica.is_leader or not len(self._partition.transactions):
+        if not self._replica.engine.is_leader or not len(self._partition.transactions):
             self._asked_s.clear()
             return ()
         now_s, now_ms = time.monotonic(), max(self._now_ms(), self._partition.clock.now_ms)

@@ -263,7 +263,7 @@ def queue(count: int) -> tuple[Log, int]:
     """A queue with so many jobs, all leased for a second, and the lease's token."""
     log = Log(PartitionSettings(queue=True, retry_backoff_ms=100, retry_backoff_max_ms=100))
     log.apply(batch(count))
-    (grant,) = log.apply(lease_command(NOW_MS, [Request("w", 1, count, 1, 1_000, False)]))
+    (grant,) = log.apply(lease_command(NOW_MS, [Request("w", 1, count, 1, 1_000)]))
     return log, grant.token
 
 
@@ -290,7 +290,7 @@ def test_neither_the_lease_s_end_nor_the_worker_s_reaches_what_is_staged() -> No
     log.apply(pass_time_command(NOW_MS + 5_000))
     log.apply(end_workers_command(NOW_MS + 5_000, ["w"]))
     assert sizes(log) == (1, 2, 0)
-    (grant,) = log.apply(lease_command(NOW_MS + 5_000, [Request("v", 1, 9, 1, 1_000, False)]))
+    (grant,) = log.apply(lease_command(NOW_MS + 5_000, [Request("v", 1, 9, 1, 1_000)]))
     assert [part.first for part in grant.parts] == [2]
     log.crash()
     twin = log.twin_from_checkpoint(log.checkpoint())
