@@ -9,9 +9,11 @@ partitions on three replicas, fsync before every answer, default settings.
 
 ``jobs_per_s_N``         one by one: ``put(wait=False)``, ``for job in queue`` with N workers
 ``batch_jobs_per_s_N``   in batches of 100: ``put_many(wait=False)``, ``get(100)``, ``ack(wait=False)``
+``waited_jobs_per_s_1``  the same with ``ack``, which waits for each batch, and one worker
 ``ray_queue_jobs_per_s`` ``ray.util.queue``: ``put`` and ``get``, one by one, one worker; in memory, one copy
 ``redis_jobs_per_s``     Redis Streams: XADD, XREADGROUP and XACK in batches of 100, one worker, ``appendfsync always``,
-                         one copy; ``redis_single_jobs_per_s`` one by one
+                         one copy; ``redis_pipelined_jobs_per_s`` with five batches of XADD under way, and each XACK
+                         sent with the next XREADGROUP; ``redis_single_jobs_per_s`` one by one
 ``put_to_get_p50_ms``    from before ``put`` in one process until ``get`` of a waiting worker in another has returned
 """
 
@@ -69,6 +71,8 @@ class Putter:
         self._queue.flush()
         return began_s
 
+    waited = batches
+
     def slowly(self, count: int) -> None:
         """With the time in each. One clock for all processes of a machine."""
         for _ in range(count):
@@ -87,13 +91,16 @@ class Doer:
         """How many jobs it has done."""
         return self._queue.work(lambda _: None, idle_ms=idle_ms)
 
-    def batches(self, idle_ms: int) -> int:
+    def batches(self, idle_ms: int, *, wait: bool = False) -> int:
         done = 0
         while jobs := self._queue.get(BATCH, timeout_ms=idle_ms):
-            self._queue.ack(jobs, wait=False)
+            self._queue.ack(jobs, wait=wait)
             done += len(jobs)
         self._queue.flush()
         return done
+
+    def waited(self, idle_ms: int) -> int:
+        return self.batches(idle_ms, wait=True)
 
     def latencies(self, count: int) -> list[float]:
         took_ms: list[float] = []
@@ -157,10 +164,11 @@ class RedisPutter:
     def __init__(self, path: str) -> None:
         self._redis = Redis(path)
 
-    def put(self, count: int, batch: int) -> float:
+    def put(self, count: int, batch: int, under_way: int) -> float:
+        """So many batches are sent before the answers to the first are read."""
         began_s = time.monotonic()
-        for _ in range(count // batch):
-            self._redis.all([("XADD", STREAM, "*", "v", VALUE)] * batch)
+        for _ in range(count // (batch * under_way)):
+            self._redis.all([("XADD", STREAM, "*", "v", VALUE)] * batch * under_way)
         return began_s
 
 
@@ -168,25 +176,32 @@ class RedisDoer:
     def __init__(self, path: str) -> None:
         self._redis = Redis(path)
 
-    def do(self, count: int, batch: int) -> float:
+    def do(self, count: int, batch: int, under_way: int) -> float:
+        """With several batches under way, the acknowledgement of one travels with the request for the next."""
+        read = ("XREADGROUP", "GROUP", GROUP, "w", "COUNT", batch, "BLOCK", 5000, "STREAMS", STREAM, ">")
         done = 0
+        ids: list[bytes] = []
         while done < count:
-            found = self._redis(
-                "XREADGROUP", "GROUP", GROUP, "w", "COUNT", batch, "BLOCK", 5000, "STREAMS", STREAM, ">"
-            )
+            if ids and under_way > 1:
+                _, found = self._redis.all([("XACK", STREAM, GROUP, *ids), read])
+            else:
+                found = self._redis(*read)
             ids = [entry[0] for entry in found[0][1]]
-            self._redis("XACK", STREAM, GROUP, *ids)
+            if under_way == 1:
+                self._redis("XACK", STREAM, GROUP, *ids)
             done += len(ids)
+        if under_way > 1:
+            self._redis("XACK", STREAM, GROUP, *ids)
         return time.monotonic()
 
 
-def redis_streams(directory: Path, count: int, batch: int) -> float:
-    with redis(directory / f"redis-{batch}") as path:
+def redis_streams(directory: Path, count: int, batch: int, under_way: int = 1) -> float:
+    with redis(directory / f"redis-{batch}-{under_way}") as path:
         Redis(path)("XGROUP", "CREATE", STREAM, GROUP, "$", "MKSTREAM")
         putter, doer = actor(RedisPutter, path), actor(RedisDoer, path)
-        doing = doer.do.remote(count, batch)
+        doing = doer.do.remote(count, batch, under_way)
         time.sleep(0.2)
-        began_s, ended_s = ray.get([putter.put.remote(count, batch), doing], timeout=PATIENCE_S)
+        began_s, ended_s = ray.get([putter.put.remote(count, batch, under_way), doing], timeout=PATIENCE_S)
         return float(count / (ended_s - began_s))
 
 
@@ -200,16 +215,20 @@ def main() -> None:
     bench = Bench("work_queue", options)
     jobs, batched, compared, samples = (3000, 50_000, 500, 200) if bench.quick else (50_000, 200_000, 5000, 2000)
     rows: list[list[Any]] = []
-    with bench.data_dir() as data_dir, bench.progress(2 * len(WORKERS) + 4) as steps, embedded_ray(cpus=4):
+    with bench.data_dir() as data_dir, bench.progress(2 * len(WORKERS) + 5) as steps, embedded_ray(cpus=4):
         steps.next("start")
         rq = rayqueue.connect(data_dir=data_dir / "rayqueue")
         try:
             queue = rq.queue(
                 QUEUE, partitions=PARTITIONS
             )  # one for all: its processes are what this machine has to bear
-            for method, name, count in (("one_by_one", "jobs_per_s", jobs), ("batches", "batch_jobs_per_s", batched)):
+            for method, name, count, numbers in (
+                ("one_by_one", "jobs_per_s", jobs, WORKERS),
+                ("batches", "batch_jobs_per_s", batched, WORKERS),
+                ("waited", "waited_jobs_per_s", batched // 2, WORKERS[:1]),
+            ):
                 rates = []
-                for workers in WORKERS:
+                for workers in numbers:
                     steps.next(f"{method}, {workers} workers")
                     putter = actor(Putter, rq)
                     doers = [actor(Doer, rq) for _ in range(workers)]
@@ -218,7 +237,7 @@ def main() -> None:
                     bench.add(**{f"{name}_{workers}": rates[-1]})
                     for each in (putter, *doers):
                         ray.kill(each)
-                rows.append([f"rayqueue, {method}", *rates])
+                rows.append([f"rayqueue, {method}", *rates, *[""] * (len(WORKERS) - len(rates))])
             steps.next("latency")
             putter, doer = actor(Putter, rq), actor(Doer, rq)
             measuring = doer.latencies.remote(samples)
@@ -236,9 +255,11 @@ def main() -> None:
         else:
             bench.add(
                 redis_jobs_per_s=(many := redis_streams(data_dir, batched // 2, BATCH)),
+                redis_pipelined_jobs_per_s=(piped := redis_streams(data_dir, batched // 2, BATCH, 5)),
                 redis_single_jobs_per_s=(single := redis_streams(data_dir, compared, 1)),
             )
-            rows += [["Redis Streams, batches", many, "", ""], ["Redis Streams, one by one", single, "", ""]]
+            rows += [["Redis Streams, batches", many, "", ""], ["Redis Streams, batches in a pipeline", piped, "", ""]]
+            rows += [["Redis Streams, one by one", single, "", ""]]
     bench.add(**{f"put_to_get_p{each}_ms": percentile(took_ms, each) for each in (50, 99)})
     bench.table("Jobs per second", ("", *(f"{each} workers" for each in WORKERS)), rows)
     bench.table("Put to a waiting worker (ms)", ("p50", "p99"), [[percentile(took_ms, 50), percentile(took_ms, 99)]])
