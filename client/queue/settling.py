@@ -146,3 +146,23 @@ def _lost(queue: str, kind: str, ending: Ending, lost: list[int]) -> LeaseLostEr
         offset=lost[0],
         token=ending.token,
     )
+
+
+class Countdown:
+    """Resolves a future once all of several endings are told; with the first error."""
+
+    __slots__ = ("_answer", "_error", "_left")
+
+    def __init__(self, left: int, answer: Any) -> None:
+        self._left = left
+        self._answer = answer
+        self._error: RayQueueError | None = None
+
+    def __call__(self, error: RayQueueError | None) -> None:
+        self._left -= 1
+        self._error = self._error or error
+        if not self._left and not self._answer.cancelled():
+            if self._error is None:
+                self._answer.set_result(None)
+            else:
+                self._answer.set_exception(self._error)

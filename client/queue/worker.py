@@ -4,8 +4,8 @@ Application threads and event loops ask it for jobs and tell it how they ended;
 what concerns connections happens in the I/O thread. There it
 
 - takes jobs as ``rayqueue.client.queue.takes`` plans it, and keeps those that
-  came early in a buffer; what the application does not come to within
-  ``HAND_BACK_S`` or so is handed back as if it had not been delivered;
+  came early in a ``buffer``; what the application does not come to soon is
+  handed back as if it had not been delivered;
 - sends what became of jobs, gathered per partition (``settling``);
 - extends the leases of jobs in hand (``leases``).
 
@@ -22,21 +22,30 @@ import logging
 import threading
 import time
 import uuid
-from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from itertools import count, islice, repeat
+from itertools import count
 from random import Random
 from typing import TYPE_CHECKING, Any
 
 from rayqueue.client.io import IoThread
 from rayqueue.client.joining import own_node
+from rayqueue.client.queue.buffer import LINGER_S, Buffer, Waiter
 from rayqueue.client.queue.job import Grant, Job, JobId
 from rayqueue.client.queue.leases import Leases
-from rayqueue.client.queue.settling import Ending, Kind, Told, calls_of, gather, of_leases, tell, tell_failure
-from rayqueue.client.queue.takes import Ahead, Ask, Takes
+from rayqueue.client.queue.settling import (
+    Countdown,
+    Ending,
+    Kind,
+    Told,
+    calls_of,
+    gather,
+    of_leases,
+    tell,
+    tell_failure,
+)
+from rayqueue.client.queue.takes import Ask, Takes
 from rayqueue.client.twins import outcome, rest
-from rayqueue.client.wakeup import Wakeup
 from rayqueue.config import Settings
 from rayqueue.errors import ClosedError, LeaseLostError, RayQueueError
 from rayqueue.net.backoff import Backoff
@@ -63,12 +72,6 @@ _log = logging.getLogger(__name__)
 
 PARK_MS = 10_000
 """How long a take waits in a partition before it is renewed."""
-HAND_BACK_S = 0.2
-"""How long a job that came early waits for an application that does not ask for jobs, or slowly."""
-LINGER_S = 0.02
-"""How long nobody has to wait for jobs until a parked take is withdrawn: whoever polls comes back sooner."""
-_BLOCKED_S = 2.0
-"""The same while the application waits for an answer about its last jobs."""
 _LATE_S = 0.05
 """A timer that is so late tells that this process was not given a processor."""
 _FOREVER_S = 3600.0
@@ -76,15 +79,6 @@ _END_MS = 2000
 
 Decode = Callable[[WireJob, int], tuple[Any, Any]]
 """The value and key of a job of this partition. ``DeserializationError`` if they cannot be read."""
-
-
-class _Waiter:
-    __slots__ = ("bell", "count", "jobs")
-
-    def __init__(self, count: int) -> None:
-        self.count = count
-        self.jobs: list[Job[Any, Any]] = []
-        self.bell = Wakeup()
 
 
 class Worker:
@@ -112,13 +106,10 @@ class Worker:
         self._lease_ms = lease_ms
         self._rng = Random()  # noqa: S311  # jitter, and where to begin
         self._attempts = count(1)
+        self._buffer = Buffer(settings.consumer.prefetch_bytes)
         # Shared with application threads, under the lock.
         self._lock = threading.Lock()
-        self._buffer: deque[tuple[float, Job[Any, Any]]] = deque()  # each with the time at which it is handed back
-        self._waiters: deque[_Waiter] = deque()
-        self._ahead = Ahead(settings.consumer.prefetch_bytes)
         self._endings: dict[int, list[Ending]] = {}
-        self._blocked = 0
         self._kicked = False
         self._closed = False
         self._error: RayQueueError | None = None
@@ -131,8 +122,6 @@ class Worker:
         """Partition to the attempt by which a take waits there."""
         self._withdraw_s: float | None = None
         self._looked_s = time.monotonic()
-        self._spared_s = 0.0
-        """When the buffer was last looked through for what is to be handed back."""
         self._settling: dict[int, asyncio.Task[None]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
@@ -143,20 +132,13 @@ class Worker:
     async def get(self, most: int, timeout_s: float | None) -> list[Job[Any, Any]]:
         """Up to so many jobs; [] if none came in time."""
         now_s = time.monotonic()
-        with self._lock:
-            self._check()
-            found = self._from_buffer(most)
-            self._ahead.asked(now_s)
-            low = len(self._buffer) < self._ahead.count / 2
-            if found:
-                self._ahead.gave(len(found), now_s)
-            else:
-                waiter = _Waiter(most)
-                self._waiters.append(waiter)
-        if not found or low:
+        self._check()
+        found, low = self._buffer.ask(most, now_s)
+        if low:
             self._kick()
-        if found:
+        if not isinstance(found, Waiter):
             return found
+        waiter = found
         deadline_s = None if timeout_s is None else now_s + timeout_s
         gave: list[Job[Any, Any]] = []
         try:
@@ -164,28 +146,14 @@ class Worker:
                 left_s = _FOREVER_S if deadline_s is None else deadline_s - time.monotonic()
                 if not await rest(waiter.bell, max(0.0, left_s)) and deadline_s is not None:
                     break
-            gave = self._stops_waiting(waiter)
+            gave = self._buffer.leave(waiter, time.monotonic())
         finally:
             if not gave:  # it has given up, or was cancelled
-                self._release(self._stops_waiting(waiter))
+                self._release(self._buffer.leave(waiter, time.monotonic()))
                 self._kick()  # nobody waits: what is parked for it is not wanted any more
         if not gave:
             self._check()
         return gave
-
-    def _stops_waiting(self, waiter: _Waiter) -> list[Job[Any, Any]]:
-        """What it has got."""
-        with self._lock:
-            if waiter in self._waiters:
-                self._waiters.remove(waiter)
-            gave, waiter.jobs = waiter.jobs, []
-            self._ahead.gave(len(gave), time.monotonic())
-        return gave
-
-    def _from_buffer(self, most: int) -> list[Job[Any, Any]]:
-        """Under the lock."""
-        buffer = self._buffer
-        return [buffer.popleft()[1] for _ in range(min(most, len(buffer)))]
 
     async def settle(
         self,
@@ -208,20 +176,10 @@ class Worker:
             self._end(jobs, by_lease, partial(self._unheard, kind, later=True), kind, delay, reason, traceback, result)
             return
         answer: concurrent.futures.Future[None] = concurrent.futures.Future()
-        told = _Countdown(len(by_lease), answer)
+        told = Countdown(len(by_lease), answer)
         self._end(jobs, by_lease, lambda _: told, kind, delay, reason, traceback, result)
-        await self._waited_for(answer)
-
-    async def _waited_for(self, answer: concurrent.futures.Future[None]) -> None:
-        """The application waits here. It asks for no jobs meanwhile, but not because it is slow."""
-        with self._lock:
-            self._blocked += 1
-        try:
+        with self._buffer.blocked():
             await outcome(answer)
-        finally:
-            with self._lock:
-                self._blocked -= 1
-                self._ahead.goes_on(time.monotonic())
 
     def settle_later(
         self,
@@ -284,7 +242,8 @@ class Worker:
 
     async def flush(self) -> None:
         """Until all that was said of jobs has been answered. Raises the first failure of what nobody has waited for."""
-        await self._waited_for(self._io.run(self._flushed()))
+        with self._buffer.blocked():
+            await outcome(self._io.run(self._flushed()))
         failed, self._unreported = self._unreported, None
         if failed is not None:
             raise failed
@@ -298,11 +257,8 @@ class Worker:
     async def close(self) -> None:
         """Send what waits to be sent, and hand back all that is in hand."""
         if not self._closed:
-            with self._lock:
-                self._closed = True
-                waiters = list(self._waiters)
-            for waiter in waiters:
-                waiter.bell.ring()
+            self._closed = True
+            self._buffer.wake()
             if self._io.usable:
                 await outcome(self._io.run(self._close()))
 
@@ -330,9 +286,7 @@ class Worker:
         now_s = time.monotonic()
         with self._lock:
             endings, self._endings = self._endings, {}
-            waited_for = sum(each.count - len(each.jobs) for each in self._waiters)
-            ahead = self._ahead.count if waited_for else self._ahead.wanted(now_s)
-            wanted = waited_for + ahead - len(self._buffer)
+        waited_for, wanted = self._buffer.wanted(now_s)
         if waited_for or not self._parked:
             self._withdraw_s = None
         elif self._withdraw_s is None:
@@ -342,7 +296,8 @@ class Worker:
                 self._leases[number].ended(each.token, each.offsets)
             self._queue_endings(number, some)
         if wanted > 0 and not self._closed and self._error is None:
-            most = min(MAX_JOBS, self._ahead.at_once(self._settings.consumer.fetch_bytes))
+            # Half of what an answer may have: a few that are larger than the last ones fit too.
+            most = min(MAX_JOBS, self._buffer.at_once(self._settings.consumer.fetch_bytes // 2))
             for take in self._takes.plan(min(wanted, MAX_JOBS), now_s, park=waited_for > 0, most=most):
                 self._spawn(self._take(take))
         self._arm(now_s)
@@ -365,7 +320,8 @@ class Worker:
             leased = await self._lease(wanted)
         except RayQueueError as error:
             self._takes.failed(number)
-            self._hand_back(time.monotonic(), of=number)  # the connection broke: their leases may have ended
+            # The connection broke: their leases may have ended.
+            self._release(self._buffer.hand_back(time.monotonic(), of=number))
             if error.retriable:
                 backoff = self._backoffs.setdefault(number, Backoff(self._settings.client, self._rng))
                 asyncio.get_running_loop().call_later(backoff.pause_s(), self._resume, number)
@@ -426,33 +382,14 @@ class Worker:
         self._pump()
 
     def _give_up(self, error: RayQueueError) -> None:
-        with self._lock:
-            self._error = error
-            waiters = list(self._waiters)
-        for waiter in waiters:
-            waiter.bell.ring()
+        self._error = error
+        self._buffer.wake()
 
     def _received(self, number: int, leased: Leased, now_s: float) -> None:
         jobs = self._made(Grant(self, number, leased.token), leased.jobs)
-        size_bytes = sum([len(each.value or b"") + len(each.key or b"") for each in leased.jobs])
-        ringing: list[_Waiter] = []
-        with self._lock:
-            self._ahead.received(len(leased.jobs), size_bytes)
-            for waiter in self._waiters:
-                if not jobs:
-                    break
-                room = waiter.count - len(waiter.jobs)
-                if room:
-                    waiter.jobs += jobs[:room]
-                    del jobs[:room]
-                    ringing.append(waiter)
-            comes_back = bool(ringing) or self._ahead.wanted(now_s) > 0
-            until_s = now_s + (HAND_BACK_S if comes_back else LINGER_S)
-            self._buffer.extend(zip(repeat(until_s), jobs))
-            for waiter in ringing:
-                self._waiters.remove(waiter)
-        for waiter in ringing:
-            waiter.bell.ring()
+        if jobs:
+            size_bytes = sum([len(each.value or b"") + len(each.key or b"") for each in leased.jobs])
+            self._buffer.add(jobs, size_bytes, now_s)
 
     def _made(self, grant: Grant, wire: Sequence[WireJob]) -> list[Job[Any, Any]]:
         """Those whose value and key can be read. The others are dead letters: no delivery can change them."""
@@ -480,26 +417,6 @@ class Worker:
                     )
                 )
         return made
-
-    def _hand_back(self, now_s: float, *, everything: bool = False, of: int | None = None) -> None:
-        """What came early and nobody will want soon; or all of it; or all ``of`` one partition."""
-        with self._lock:
-            soon = (
-                0
-                if everything or of is not None
-                else self._ahead.soon(now_s, _BLOCKED_S if self._blocked else HAND_BACK_S)
-            )
-            kept, returned = list(islice(self._buffer, soon)), []
-            for each in islice(self._buffer, soon, None):
-                until_s, job = each
-                if everything or (until_s <= now_s if of is None else job.grant.partition == of):
-                    returned.append(job)
-                else:
-                    kept.append(each)
-            if returned:
-                self._buffer = deque(kept)
-                self._ahead.unused()
-        self._release(returned)
 
     def _release(self, jobs: Sequence[Job[Any, Any]]) -> None:
         """From any thread: nobody has begun with these."""
@@ -581,12 +498,7 @@ class Worker:
             self._timer.cancel()
             self._timer = None
         due = [due_s for each in self._leases if (due_s := each.next_due_s()) is not None]
-        with self._lock:
-            if self._buffer:
-                until_s = min(self._buffer[0][0], self._buffer[-1][0])
-                due.append(max(until_s, self._spared_s + LINGER_S))
-        if self._withdraw_s is not None:
-            due.append(self._withdraw_s)
+        due += [due_s for due_s in (self._buffer.due_s(), self._withdraw_s) if due_s is not None]
         if due and not self._closed:
             self._due_s = max(now_s, min(due))
             self._timer = asyncio.get_running_loop().call_later(self._due_s - now_s, self._on_time)
@@ -594,11 +506,10 @@ class Worker:
     def _on_time(self) -> None:
         self._timer = None
         now_s = time.monotonic()
-        self._spared_s = now_s
         if now_s - self._due_s < _LATE_S:
-            self._hand_back(now_s)
-        else:  # the process has not got a processor: nor had the application, which may come back at once
-            self._spared_s += HAND_BACK_S
+            self._release(self._buffer.hand_back(now_s))
+        else:
+            self._buffer.spare(now_s)
         if self._withdraw_s is not None and self._withdraw_s <= now_s:
             self._withdraw_s = None
             parked, self._parked = self._parked, {}
@@ -617,7 +528,7 @@ class Worker:
     async def _close(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._hand_back(time.monotonic(), everything=True)
+        self._release(self._buffer.hand_back(time.monotonic(), everything=True))
         await self._flushed()
         for task in list(self._tasks):
             if task is not asyncio.current_task():
@@ -628,23 +539,3 @@ class Worker:
                 await self._ask(number, EndWorker(worker=self.id), timeout_ms=_END_MS)
             except RayQueueError as error:
                 _log.info("the leases of a worker of %s-%d end by their time: %s", self.name, number, error)
-
-
-class _Countdown:
-    """Resolves a future once all of several endings are told; with the first error."""
-
-    __slots__ = ("_answer", "_error", "_left")
-
-    def __init__(self, left: int, answer: Any) -> None:
-        self._left = left
-        self._answer = answer
-        self._error: RayQueueError | None = None
-
-    def __call__(self, error: RayQueueError | None) -> None:
-        self._left -= 1
-        self._error = self._error or error
-        if not self._left and not self._answer.cancelled():
-            if self._error is None:
-                self._answer.set_result(None)
-            else:
-                self._answer.set_exception(self._error)

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
+from rayqueue.client.queue.buffer import HAND_BACK_S
 from rayqueue.client.queue.job import JobId
-from rayqueue.client.queue.worker import HAND_BACK_S
 from rayqueue.config import Settings
 from rayqueue.errors import (
     ClosedError,
