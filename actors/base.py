@@ -16,7 +16,7 @@ constructed would leave no more than a text. A failure of the running engine
 ends the process at once.
 
 **Peers.** A replica listens on a new port each time it starts. It asks the
-actors of the other members, which it finds by name, where they listen, until
+actors of the other replicas, which it finds by name, where they listen, until
 each has answered once, and dials them; they learn where it listens from the
 connection. Of two replicas that restart, the later one finds the earlier one,
 so all find each other without anybody keeping addresses.
@@ -25,7 +25,7 @@ so all find each other without anybody keeping addresses.
 it, so every client pays for what is imported here and in the subclasses. What
 only the running replica needs, it imports when it starts.
 
-It does not decide who is a member, nor where replicas are placed.
+It does not decide which replicas a group has, nor where they are placed.
 """
 
 from __future__ import annotations

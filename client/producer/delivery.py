@@ -11,12 +11,11 @@ An error that nobody has looked at is told by ``flush`` and ``close``, so every
 outcome knows which of its records were asked about.
 
 An outcome is resolved once, by the I/O thread. Whoever waits in another thread
-or in another event loop is woken from there. Callbacks of the application run
-in a thread of their own, one after the other, so that a slow one holds up
-other callbacks and nothing else. What a callback raises is logged.
+or in another event loop is woken from there; callbacks of the application run in
+a thread of their own (``callbacks``).
 
 In a forked child an outcome that was not known at the fork is ``ForkedError``:
-only the parent learns it. The parent's callbacks are not called there.
+only the parent learns it.
 """
 
 from __future__ import annotations
@@ -24,7 +23,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import queue
 import threading
 from bisect import bisect_right
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
@@ -35,11 +33,11 @@ from typing import Any, NamedTuple, overload
 from rayqueue.client.arguments import seconds_of
 from rayqueue.client.forks import forked
 from rayqueue.client.io import in_io_thread
+from rayqueue.client.producer.callbacks import Callback, CallbackThread
 from rayqueue.errors import DeliveryFailedError, InvalidInputError, OutcomeUnknownError, RayQueueError
 
 _log = logging.getLogger(__name__)
 
-Callback = Callable[[], object]
 Waker = Callable[[], None]
 """Called by the I/O thread when an outcome is known. Must not block or raise."""
 
@@ -52,64 +50,6 @@ class RecordMetadata(NamedTuple):
     offset: int | None
     """None if it is not known: ``acks`` was not ``all``."""
     timestamp: int
-
-
-class CallbackThread:
-    """Runs the application's callbacks, in the order in which outcomes became known. One per process."""
-
-    MAX_BACKLOG = 100_000
-    """Callbacks that wait; with more, a ``send`` with a callback waits too."""
-
-    _shared: CallbackThread | None = None
-    _shared_lock = threading.Lock()
-
-    def __init__(self) -> None:
-        self._jobs: queue.SimpleQueue[Sequence[Callback]] = queue.SimpleQueue()
-        self._counting = threading.Lock()
-        self._posted = 0
-        self._done = 0
-        self._thread = threading.Thread(target=self._main, name="rayqueue callbacks", daemon=True)
-        self._thread.start()
-
-    @classmethod
-    def shared(cls) -> CallbackThread:
-        shared = cls._shared
-        if shared is None or not shared._thread.is_alive():  # it is not after a fork
-            with cls._shared_lock:
-                shared = cls._shared
-                if shared is None or not shared._thread.is_alive():
-                    shared = cls._shared = cls()
-        return shared
-
-    @property
-    def is_current(self) -> bool:
-        return self._thread is threading.current_thread()
-
-    @property
-    def backlog(self) -> int:
-        return self._posted - self._done
-
-    def post(self, callbacks: Sequence[Callback]) -> None:
-        with self._counting:
-            self._posted += len(callbacks)
-        self._jobs.put(callbacks)
-
-    def drain(self, timeout_s: float | None) -> bool:
-        """Wait until all that was posted before has run. In the callback thread itself: at once."""
-        if self.is_current or not self.backlog:
-            return True
-        passed = threading.Event()
-        self.post((passed.set,))
-        return passed.wait(timeout_s)
-
-    def _main(self) -> None:
-        while True:
-            for callback in self._jobs.get():
-                try:
-                    callback()
-                except Exception:  # noqa: BLE001  # the application's, and nobody is there to catch it
-                    _log.exception("a delivery callback failed")
-                self._done += 1
 
 
 _registering = threading.Lock()
@@ -546,8 +486,6 @@ def _after_fork() -> None:
     global _registering, _pid
     _registering = threading.Lock()
     _pid = os.getpid()
-    CallbackThread._shared_lock = threading.Lock()
-    CallbackThread._shared = None  # its thread and its callbacks are the parent's
 
 
 os.register_at_fork(after_in_child=_after_fork)

@@ -28,9 +28,9 @@ from rayqueue.client.arguments import check_timeout_ms, hinted, refuse_unknown
 from rayqueue.client.forks import forked
 from rayqueue.client.producer.accumulator import ANY, BATCH_BYTES, KEY_BYTES, RECORD_BYTES, Accumulator, Lack, closed
 from rayqueue.client.producer.batch import COMPRESSIONS
+from rayqueue.client.producer.callbacks import CallbackThread
 from rayqueue.client.producer.columns import as_bytes, check_headers
 from rayqueue.client.producer.delivery import (
-    CallbackThread,
     Deliveries,
     Delivery,
     Part,

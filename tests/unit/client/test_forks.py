@@ -19,7 +19,7 @@ import pytest
 from rayqueue.client.handle import RayQueue
 from rayqueue.client.io import IoThread, _new_loop
 from rayqueue.client.producer import delivery as delivery_module
-from rayqueue.client.producer.delivery import CallbackThread
+from rayqueue.client.producer.callbacks import CallbackThread
 from rayqueue.client.producer.producer import Producer
 from rayqueue.client.shared import SharedConnections
 from rayqueue.errors import DeliveryFailedError, ForkedError

@@ -9,8 +9,8 @@ import time
 
 import pytest
 
+from rayqueue.client.producer.callbacks import CallbackThread
 from rayqueue.client.producer.delivery import (
-    CallbackThread,
     Deliveries,
     Delivery,
     Outcome,

@@ -15,7 +15,8 @@ import pyarrow as pa
 import pytest
 
 from rayqueue.client.io import IoThread
-from rayqueue.client.producer.delivery import CallbackThread, Delivery
+from rayqueue.client.producer.callbacks import CallbackThread
+from rayqueue.client.producer.delivery import Delivery
 from rayqueue.client.producer.producer import Producer
 from rayqueue.config import Settings
 from rayqueue.errors import (

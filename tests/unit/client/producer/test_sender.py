@@ -11,7 +11,8 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from rayqueue.client.producer.delivery import CallbackThread, Deliveries, Delivery, Part, when_known
+from rayqueue.client.producer.callbacks import CallbackThread
+from rayqueue.client.producer.delivery import Deliveries, Delivery, Part, when_known
 from rayqueue.errors import (
     ClosedError,
     DeliveryTimeoutError,
