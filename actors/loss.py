@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from rayqueue.actors.directory import RayDirectory
 from rayqueue.config import Settings
 from rayqueue.errors import RayQueueError
 from rayqueue.ids import GroupId, ReplicaId
-from rayqueue.net.route import CoordinatorRoute
-from rayqueue.protocol.calls import ReportReplica
-from rayqueue.replica.replica import Replica
+
+if TYPE_CHECKING:
+    from rayqueue.replica.replica import Replica
 
 _log = logging.getLogger(__name__)
 
@@ -26,6 +25,11 @@ _AGAIN_S = 5.0
 
 async def report_loss(group_id: GroupId, replica_id: ReplicaId, settings: Settings, why: str) -> None:
     """Returns once the coordinator has answered. A replica that was never made is not lost, and it says so."""
+    # Every replica's process watches itself; few have anything to tell.
+    from rayqueue.actors.directory import RayDirectory
+    from rayqueue.net.route import CoordinatorRoute
+    from rayqueue.protocol.calls import ReportReplica
+
     route = CoordinatorRoute(RayDirectory(settings.namespace), settings)
     try:
         while True:
