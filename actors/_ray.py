@@ -34,6 +34,7 @@ _USED: dict[ModuleType | type[Any], tuple[str, ...]] = {
         "AuthenticationTokenLoader",
         "Config",
         "GcsClient",
+        "InnerGcsClient",
         "get_authentication_mode",
         "setproctitle",
     ),
@@ -62,6 +63,10 @@ check()
 _log = logging.getLogger(__name__)
 _native: Any = _raylet
 """Without Ray's annotations, which do not know what its extension module has."""
+if not hasattr(_native.InnerGcsClient, "get_draining_nodes"):
+    raise ImportError(
+        f"ray {ray.__version__} has no GcsClient.get_draining_nodes; it is not the release rayqueue knows"
+    )
 
 
 # -- clusters ---------------------------------------------------------------------------------
@@ -144,6 +149,15 @@ def pinned_to(handle: Any) -> str | None:
     if not told or told["State"] not in ("ALIVE", "RESTARTING"):
         return None
     return told["Address"]["NodeID"] or None
+
+
+def draining_nodes() -> frozenset[str]:
+    """The Ray nodes that Ray drains. Takes a second at most; nobody, if Ray does not say."""
+    try:
+        client: Any = vars(worker.global_worker)["gcs_client"]
+        return frozenset(client.get_draining_nodes(timeout=1))
+    except (KeyError, RpcError):
+        return frozenset()
 
 
 def set_process_title(title: str) -> None:

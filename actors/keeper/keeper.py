@@ -108,6 +108,8 @@ _FREE_NAME_AGAIN_S = 0.02
 _AFTER_FAILURE_S = 1.0
 _LEADERLESS_S = 5.0
 _FORGOTTEN_AT_ONCE = 200
+_HURRY_S = 30.0
+"""How long leaders are looked for more often once Ray drains a node."""
 
 
 @dataclass(slots=True)
@@ -120,6 +122,8 @@ class _Known:
     """Ray nodes whose data belongs to another cluster."""
     racks: dict[str, str] = field(default_factory=dict)
     """By Ray node."""
+    leaving: set[str] = field(default_factory=set)
+    """Ray nodes that Ray drains."""
     places: dict[str, str] = field(default_factory=dict)
     """Actors by name, and the Ray node that each is pinned to."""
     current: dict[str, str] = field(default_factory=dict)
@@ -158,6 +162,7 @@ class Keeper:
         self._coordinators: dict[ReplicaId, str] = dict(cluster.coordinators)
         """All that have a place."""
         self._draining: set[str] = set()
+        self._hurry_until_s = float("-inf")
         self._recoveries: Mapping[str, Recovery] = {}
         self._last_number = 0
         """The highest that was ever in a coordinator's id."""
@@ -244,8 +249,8 @@ class Keeper:
     def _look_further(self, view: ClusterView) -> None:
         """Who leads, and how full disks are; not at every look. While a rebalance waits for leaders, more often."""
         moving = view.planned or any(move.reason is Reason.BALANCE for move in view.moves.values())
-        eager = view.rebalance is not None and not moving
-        if eager and self._scout.settled and view.rebalance is not None:
+        eager = (view.rebalance is not None and not moving) or time.monotonic() < self._hurry_until_s
+        if eager and not moving and self._scout.settled and view.rebalance is not None:
             self.begin("rebalanced", self._end_rebalance(view.rebalance))
         elif self._scout.is_due(eager=eager):
             self.begin("scout", self._scout.look(view, self._alive(), eager=eager))
@@ -277,6 +282,11 @@ class Keeper:
                 _log.info("broker %s is gone with Ray node %s", home.broker, node_id)
         known.strangers &= alive.keys()
         known.racks = {node_id: node.rack for node_id, node in alive.items()}
+        leaving = {node_id for node_id, node in alive.items() if node.leaving}
+        if leaving - known.leaving:
+            _log.warning("Ray drains %s: leaders are handed over", ", ".join(sorted(leaving - known.leaving)))
+            self._hurry_until_s = time.monotonic() + _HURRY_S
+        known.leaving = leaving
         self._told = {node: told for node, told in self._told.items() if node in alive}
         self._asked_since_s = {node: since for node, since in self._asked_since_s.items() if node in alive}
         for node_id, node in alive.items():
@@ -366,6 +376,7 @@ class Keeper:
                     rack=self._known.racks.get(node_id, ""),
                     disk_bytes=disks[broker].total_bytes if broker in disks else 0,
                     disk_free_bytes=disks[broker].free_bytes if broker in disks else 0,
+                    leaving=node_id in self._known.leaving,
                 )
             )
         return found
@@ -433,14 +444,16 @@ class Keeper:
     def _grow(self, view: ClusterView) -> None:
         if self._expects_more() or self._misses_some(view):
             return
+        alive = self._alive()
+        replaces = self._settings.cluster.replace_after_ms is not None
         picture = growth.Picture(
             self._coordinators,
             view.members,
             self._spec.replica_id,
             {ReplicaId(node) for group_id, node in view.unmade if group_id == COORDINATOR},
-            self._alive(),
+            alive,
             {ReplicaId(node) for group_id, node in view.lost if group_id == COORDINATOR},
-            self._mover.given_up.keys() | self._draining,
+            self._mover.given_up.keys() | self._draining | {each.broker for each in alive if each.leaving and replaces},
             self._last_number,
             settled=view.members_version is not None,
         )

@@ -122,7 +122,8 @@ class Mover:
         alive: Sequence[AliveBroker],
         sizes: Mapping[str, int],
     ) -> None:
-        draining = {each.broker for each in alive if each.draining}
+        replaces = self._settings.replace_after_ms is not None
+        draining = {each.broker for each in alive if each.draining or (each.leaving and replaces)}
         needs = moves.needs(partitions, view.lost, self.given_up, view.moves, draining, _wishes(view, alive))
         left, spare = room(alive, view.replica_counts, self._settings), spare_bytes(alive, self._settings)
         counts = dict(view.replica_counts)
@@ -157,7 +158,7 @@ class Mover:
         if need.target is not None:
             target = next((each for each in alive if each.broker == need.target), None)
             held = {replica.broker for replica in need.partition.replicas}
-            if target is None or target.draining or need.target in held:
+            if target is None or not target.stays or need.target in held:
                 self._hands.begin(("drop", group_id, need.remove), self._drop(group_id, need.remove))
                 return
         self.waiting[group_id] = f"{need.why}; no broker has a place for it now"

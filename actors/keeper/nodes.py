@@ -17,6 +17,7 @@ import ray
 from pydantic import SecretStr
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from rayqueue.actors._ray import draining_nodes
 from rayqueue.actors.keeper import home
 from rayqueue.actors.keeper.claims import BROKER_LABEL, Standing
 from rayqueue.actors.keeper.home import ClusterManifest, Home
@@ -38,17 +39,20 @@ class RayNode(NamedTuple):
     """The broker's name, if the node was started with the label ``rayqueue.broker``."""
     rack: str = ""
     """What fails together: the label ``rayqueue.rack``, or Ray's own for the availability zone."""
+    leaving: bool = False
+    """Ray drains it: it will be gone soon."""
 
 
 def alive_nodes() -> list[RayNode]:
     """As far as Ray has noticed. A node that died may be among them for some seconds."""
     found: list[RayNode] = []
+    leaving = draining_nodes()
     for node in ray.nodes():  # type: ignore[no-untyped-call]
         if node["Alive"]:
             labels = node.get("Labels", {})
             rack = next((labels[each] for each in RACK_LABELS if labels.get(each)), "")
             address = node["NodeManagerAddress"], node["NodeManagerPort"]
-            found.append(RayNode(node["NodeID"], *address, labels.get(BROKER_LABEL), rack))
+            found.append(RayNode(node["NodeID"], *address, labels.get(BROKER_LABEL), rack, node["NodeID"] in leaving))
     return found
 
 

@@ -179,7 +179,7 @@ class Scout:
         self, view: ClusterView, partitions: Mapping[str, PartitionInfo], alive: Sequence[AliveBroker]
     ) -> Picture:
         leaders = self.leaders or {}
-        stay = {each.broker for each in alive if not each.draining}
+        stay = {each.broker for each in alive if each.stays}
         held = {
             group_id: tuple(
                 replica.broker

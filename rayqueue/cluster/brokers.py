@@ -177,8 +177,8 @@ def rebalance_command(sites: Sites, call: BeginRebalance, now_ms: int) -> comman
 
 def _check_target(sites: Sites, broker: str) -> None:
     target = sites.alive.get(broker)
-    if target is None or target.draining:
-        why = "is to be emptied" if target is not None else "is not there"
+    if target is None or not target.stays:
+        why = "is not there" if target is None else "is to be emptied" if target.draining else "is drained by Ray"
         raise InvalidInputError(f"broker {broker} {why}; nothing is moved to it", broker=broker)
 
 

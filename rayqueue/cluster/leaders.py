@@ -42,7 +42,8 @@ class Picture(NamedTuple):
 
 
 def spread(held: Mapping[str, Collection[str]], leaders: Mapping[str, str]) -> list[Transfer]:
-    """Transfers that make the shares as even as they can be; at most one of each group."""
+    """Transfers that make the shares as even as they can be; at most one of each group. Who does not stay leads nothing
+    that another one could."""
     leads = {group: broker for group, broker in leaders.items() if group in held}
     brokers = {broker for each in held.values() for broker in each}
     counts = Counter(dict.fromkeys(brokers, 0))
@@ -51,6 +52,13 @@ def spread(held: Mapping[str, Collection[str]], leaders: Mapping[str, str]) -> l
     for group, broker in leads.items():
         by_broker.setdefault(broker, set()).add(group)
     found: dict[str, str] = {}
+    for group, source in sorted(leads.items()):
+        if held[group] and source not in held[group]:
+            found[group] = target = min(held[group], key=lambda each: (counts[each], each))
+            by_broker[source].discard(group)
+            by_broker.setdefault(target, set()).add(group)
+            counts[source] -= 1
+            counts[target] += 1
     settled: set[str] = set()
     """Those from which no path leads to one that has two less."""
     while True:

@@ -314,16 +314,16 @@ def choose_broker(
     here = {each.broker: each for each in alive}
     spare = spare_bytes or {}
     old = next((replica.broker for replica in need.partition.replicas if replica.node == need.remove), None)
-    if need.reason is Reason.LOST and old in here and not here[old].draining:
+    if need.reason is Reason.LOST and old in here and here[old].stays:
         return old
     others = [replica.broker for replica in need.partition.replicas if replica.node != need.remove]
     able = [
         each
         for each in alive
-        if not each.draining and room.get(each.broker, 1) > 0 and spare.get(each.broker, size_bytes) >= size_bytes
+        if each.stays and room.get(each.broker, 1) > 0 and spare.get(each.broker, size_bytes) >= size_bytes
     ]
     free = [each for each in able if each.broker not in (*others, old)]
-    if need.reason is Reason.GROW and not {each.broker for each in alive if not each.draining} - set(others):
+    if need.reason is Reason.GROW and not {each.broker for each in alive if each.stays} - set(others):
         free = able  # every broker has a copy: as with new topics, several are on one
     if need.target is not None:
         free = [each for each in free if each.broker == need.target]

@@ -38,6 +38,13 @@ class AliveBroker(NamedTuple):
     disk_bytes: int = 0
     """Of the file system of its data directory; 0 if that is not known."""
     disk_free_bytes: int = 0
+    leaving: bool = False
+    """Ray drains its node (a spot instance that is taken back, a node that is scaled away): it will be gone soon."""
+
+    @property
+    def stays(self) -> bool:
+        """It may be given something."""
+        return not (self.draining or self.leaving)
 
 
 def crowding(brokers: Iterable[str], known: Mapping[str, AliveBroker]) -> tuple[int, int, int]:

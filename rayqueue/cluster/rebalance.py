@@ -60,7 +60,7 @@ class _Board:
         skip: Collection[str],
     ) -> None:
         self.known = {each.broker: each for each in alive}
-        self.open = sorted(each.broker for each in alive if not each.draining)
+        self.open = sorted(each.broker for each in alive if each.stays)
         self.room = dict(room)
         self.spare = dict(spare)
         self.counts = dict.fromkeys(self.open, 0)

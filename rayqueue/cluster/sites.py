@@ -100,7 +100,7 @@ class Sites:
 
     def check_copies(self, partitions: Sequence[PartitionInfo], more: int) -> None:
         """``CapacityError`` unless each of these partitions finds so many further brokers."""
-        alive = [each for _, each in sorted(self.alive.items()) if not each.draining]
+        alive = [each for _, each in sorted(self.alive.items()) if each.stays]
         if not alive:
             raise NoBrokerError("no node is there that could take a replica; retry")
         counts, room = dict(self._machine.replica_counts()), self.room()
@@ -120,7 +120,7 @@ class Sites:
         """``NoBrokerError``, or ``CapacityError`` that says what fits and which setting decides."""
         if not self.alive:
             raise NoBrokerError("no node is there that could take a replica; retry")
-        alive = [each for _, each in sorted(self.alive.items()) if not each.draining]
+        alive = [each for _, each in sorted(self.alive.items()) if each.stays]
         if not alive:
             raise NoBrokerError("every node that is there is to be emptied (decommissioned); add one, or let one stay")
         machine, room = self._machine, self.room()

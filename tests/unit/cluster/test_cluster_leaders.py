@@ -134,3 +134,9 @@ def test_a_partition_is_led_next_to_its_readers_and_counts_there() -> None:
     stays = Picture(HELD, led, dict.fromkeys(HELD, "b1"))
     spreads.look(300, stays)
     assert spreads.look(310, stays) == [], "next to the readers counts more than evenness"
+
+
+def test_who_does_not_stay_leads_nothing_that_another_could() -> None:
+    """Also the last one: it would be gone without handing over."""
+    held = {"a": ("b1", "b2"), "b": ("b2",), "c": ()}
+    assert spread(held, {"a": "b3", "b": "b2", "c": "b3"}) == [Transfer("a", "b3", "b1")]
