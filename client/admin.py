@@ -17,8 +17,6 @@ import msgspec
 
 from rayqueue.client import rebalancing
 from rayqueue.client.arguments import did_you_mean
-from rayqueue.client.group_reset import GroupReset, Target, reset_group
-from rayqueue.client.leaders import transfer_leader
 from rayqueue.client.readiness import Progress, wait_for_leaders
 from rayqueue.client.rebalancing import RebalancePlan, RebalanceProgress
 from rayqueue.client.recovery import PartitionRecovery, plan_recovery
@@ -171,10 +169,10 @@ class AdminRoutes(Routes, Protocol):
 
 
 class Admin:
-    """Of one queue. ``rayqueue.RayQueue`` has the same methods, for threads and for ``await``."""
+    """Of one queue. ``rayqueue.RayQueue`` has it for threads and for ``await``."""
 
     def __init__(self, routes: AdminRoutes, settings: Settings) -> None:
-        self._routes = routes
+        self.routes = routes
         self._settings = settings
 
     # -- topics ---------------------------------------------------------------------------------
@@ -231,8 +229,8 @@ class Admin:
 
     async def topic(self, name: str) -> TopicDescription:
         check_name("topic", name)
-        info = await self._routes.topic(name, refresh=True)
-        statuses = await self._routes.statuses(info)
+        info = await self.routes.topic(name, refresh=True)
+        statuses = await self.routes.statuses(info)
         return TopicDescription(
             info.name,
             info.topic_id,
@@ -244,7 +242,7 @@ class Admin:
         self, name: str, changes: Mapping[str, Any], *, wait: bool = True, on_progress: Progress | None = None
     ) -> TopicInfo:
         check_name("topic", name)
-        before = await self._routes.topic(name, refresh=True)
+        before = await self.routes.topic(name, refresh=True)
         check_settings(changes)
         before.settings.changed(changes)  # says what is wrong without a round trip; the coordinator decides
         info: TopicInfo = await self._ask(AlterTopic(name=name, topic_id=before.topic_id, changes=dict(changes)))
@@ -268,15 +266,15 @@ class Admin:
         up."""
 
         async def reason() -> str:
-            return f"waiting for leaders: {_standing(info, partitions, await self._routes.statuses(info))}"
+            return f"waiting for leaders: {_standing(info, partitions, await self.routes.statuses(info))}"
 
         with telling(reason):
-            await self._routes.topic(info.name, refresh=True)
+            await self.routes.topic(info.name, refresh=True)
             await wait_for_leaders(
-                self._routes,
+                self.routes,
                 info,
                 partitions,
-                lambda: self._routes.statuses(info),
+                lambda: self.routes.statuses(info),
                 stall_s=self._settings.cluster.topic_timeout_ms / 1000,
                 on_progress=on_progress,
             )
@@ -297,7 +295,7 @@ class Admin:
         wanted = {topic for member in info.members for topic in member.topics}
         all_topics = await self.topics(include_internal=True)
         wanted_topics = [each for each in all_topics if not wanted or each.name in wanted]
-        lags = await _lags(self._routes, name, wanted_topics, readers)
+        lags = await _lags(self.routes, name, wanted_topics, readers)
         # Without members only the partitions tell which topics were read.
         told = tuple(lag for lag in lags if wanted or lag.committed)
         if unknown is not None and not told:
@@ -313,22 +311,8 @@ class Admin:
             info.expires_at_ms,
         )
 
-    async def delete_group(self, name: str) -> bool:
-        return await forget_group(self._routes, check_name("group", name))
-
-    async def reset_group(
-        self,
-        name: str,
-        target: Target,
-        *,
-        topic: str | None = None,
-        partitions: Iterable[int] | None = None,
-        dry_run: bool = False,
-    ) -> GroupReset:
-        return await reset_group(self._routes, name, target, topic=topic, partitions=partitions, dry_run=dry_run)
-
     async def cluster(self, timeout_ms: int | None = None) -> ClusterInfo:
-        return await self._routes.coordinator.call(DescribeCluster(), timeout_ms=timeout_ms)  # type: ignore[no-any-return]
+        return await self.routes.coordinator.call(DescribeCluster(), timeout_ms=timeout_ms)  # type: ignore[no-any-return]
 
     async def events(self, after: int) -> list[EventInfo]:
         return list(await self._ask(GetEvents(after=after)))
@@ -338,8 +322,8 @@ class Admin:
         return await self._ask(call)  # type: ignore[no-any-return]
 
     async def move_replica(self, topic: str, partition: int, source: str, target: str) -> MoveInfo:
-        info = await self._routes.topic(topic, refresh=True)
-        sizes, _ = await rebalancing.looked_up(self._routes, (info,))
+        info = await self.routes.topic(topic, refresh=True)
+        sizes, _ = await rebalancing.looked_up(self.routes, (info,))
         group_id = info.partitions[partition].group_id if partition < len(info.partitions) else ""
         call = MoveReplica(
             topic=topic,
@@ -351,15 +335,12 @@ class Admin:
         )
         return await self._ask(call)  # type: ignore[no-any-return]
 
-    async def transfer_leader(self, topic: str, partition: int, broker: str, timeout_ms: int) -> None:
-        await transfer_leader(self._routes, topic, partition, broker, timeout_ms)
-
     async def recover_partition(
         self, topic: str, partition: int, survivor: str | None, unsafe: bool
     ) -> PartitionRecovery:
-        info = await self._routes.topic(topic, refresh=True)
+        info = await self.routes.topic(topic, refresh=True)
         where = info.partition(partition)
-        plan = plan_recovery(info, where, await self._routes.statuses(info), survivor)
+        plan = plan_recovery(info, where, await self.routes.statuses(info), survivor)
         if unsafe:
             call = RecoverPartition(
                 topic=topic,
@@ -370,23 +351,23 @@ class Admin:
                 said=plan.said,
             )
             plan = replace(plan, done=await self._ask(call))
-            await self._routes.topic(topic, refresh=True)
+            await self.routes.topic(topic, refresh=True)
         return plan
 
     async def plan_rebalance(self) -> RebalancePlan:
-        return await rebalancing.make_plan(self._routes)
+        return await rebalancing.make_plan(self.routes)
 
     async def rebalance(self, wanted: RebalancePlan | None) -> RebalanceProgress | None:
         if wanted is None:
-            wanted = await rebalancing.make_plan(self._routes)
-        return rebalancing.progress_of(await rebalancing.begin(self._routes, wanted))
+            wanted = await rebalancing.make_plan(self.routes)
+        return rebalancing.progress_of(await rebalancing.begin(self.routes, wanted))
 
     async def stop_rebalance(self) -> ClusterInfo:
-        return await rebalancing.stop(self._routes)
+        return await rebalancing.stop(self.routes)
 
     async def _ask(self, call: Call) -> Any:
         try:
-            return await self._routes.coordinator.call(call)
+            return await self.routes.coordinator.call(call)
         except msgspec.MsgspecError as error:
             raise InvalidInputError(f"{type(call).__name__} cannot be sent: {error}") from None
 

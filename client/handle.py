@@ -12,17 +12,19 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Coroutine, Iterable, Mapping
+from functools import partial
 from typing import Any, Concatenate, Literal, TypeVar
 
 import ray
 from typing_extensions import ParamSpec
 
-from rayqueue.client.admin import Admin, GroupDescription
+from rayqueue.client.admin import Admin, GroupDescription, forget_group
 from rayqueue.client.arguments import UNCHANGED, check_whole, explained, with_given
 from rayqueue.client.factories import Factories
-from rayqueue.client.group_reset import GroupReset, Target
+from rayqueue.client.group_reset import GroupReset, Target, reset_group
 from rayqueue.client.io import IoThread
 from rayqueue.client.joining import current_ray, find_ray, join_ray
+from rayqueue.client.leaders import transfer_leader
 from rayqueue.client.lifecycle import stop_cluster
 from rayqueue.client.readiness import Progress
 from rayqueue.client.rebalancing import JoinStatus, RebalancePlan, RebalanceProgress, joins_of, progress_of
@@ -34,7 +36,7 @@ from rayqueue.client.twins import Twin, awaiting, beside, blocking, in_io, part,
 from rayqueue.config import Settings
 from rayqueue.errors import ClosedError, ClusterNotFoundError
 from rayqueue.protocol.calls import ClusterInfo, EventInfo, GroupInfo, MoveInfo
-from rayqueue.protocol.topics import TopicInfo, TopicSettings, declared
+from rayqueue.protocol.topics import TopicInfo, TopicSettings, check_name, declared
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -255,7 +257,7 @@ class RayQueue(Factories, Twin):
     @blocking
     async def delete_group(self, name: str) -> bool:
         """Forget a group without members, and its positions. False if there is none."""
-        return await self._admin(Admin.delete_group, name)
+        return await self._admin(lambda admin: forget_group(admin.routes, check_name("group", name)))
 
     delete_group_async = awaiting(delete_group)
 
@@ -281,7 +283,8 @@ class RayQueue(Factories, Twin):
         """
         target = Target.of(to, to_time_ms, by)
         numbers = None if partitions is None else tuple(partitions)
-        return await self._admin(Admin.reset_group, name, target, topic=topic, partitions=numbers, dry_run=dry_run)
+        wanted = partial(reset_group, topic=topic, partitions=numbers, dry_run=dry_run)
+        return await self._admin(lambda admin: wanted(admin.routes, name, target))
 
     reset_group_async = awaiting(reset_group)
 
@@ -331,7 +334,7 @@ class RayQueue(Factories, Twin):
         """
         number = check_whole("partition", partition, least=0)
         patience_ms = check_whole("timeout_ms", timeout_ms, least=1)
-        await self._admin(Admin.transfer_leader, topic, number, to_broker, patience_ms)
+        await self._admin(lambda admin: transfer_leader(admin.routes, topic, number, to_broker, patience_ms))
 
     transfer_leader_async = awaiting(transfer_leader)
 

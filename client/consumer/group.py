@@ -42,7 +42,7 @@ from rayqueue.client.consumer.subscription import ChangeKind, Subscription
 from rayqueue.client.consumer.wanted import Options
 from rayqueue.client.joining import own_node
 from rayqueue.config import Settings
-from rayqueue.errors import RayQueueError, StaleGenerationError, TopicError, UnknownMemberError, UnknownTopicError
+from rayqueue.errors import RayQueueError, StaleGenerationError, TopicError, UnknownMemberError
 from rayqueue.net.backoff import Backoff
 from rayqueue.net.interfaces import Routes
 from rayqueue.net.requests import heard
@@ -99,7 +99,6 @@ class GroupMembership:
         self._last_poll = last_poll
         self._options = options
         self.topics = self._asked_topics = options.topics  # of the group
-        self._ignores_deleted = options.pattern is not None or settings.consumer.on_topic_deleted == "drop"
         self._rng = rng
         self._ray_node = own_node()
         self._grants: dict[TopicPartition, Grant] = {}
@@ -120,11 +119,9 @@ class GroupMembership:
     def error(self) -> RayQueueError | None:
         """Why nothing comes, as far as the application must know: this member has given up, or its topics are gone."""
         missing = self._missing
-        if self._error is not None or self._ignores_deleted or len(missing) < len(self.topics):
+        if self._error is not None or not missing or time.monotonic() - max(missing.values()) < _MISSING_S:
             return self._error
-        if time.monotonic() - max(missing.values()) < _MISSING_S:
-            return None
-        return UnknownTopicError(f"{', '.join(sorted(missing))}: deleted, and not made again", topic=min(missing))
+        return self._options.gone(missing, self._settings)
 
     # -- life ----------------------------------------------------------------------------
 

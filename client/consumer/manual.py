@@ -47,7 +47,6 @@ class ManualPartitions:
         rng: Random,
     ) -> None:
         self._options = options
-        self._ignores_deleted = options.pattern is not None or settings.consumer.on_topic_deleted == "drop"
         self._routes = routes
         self._subscription = subscription
         self._fetcher = fetcher
@@ -66,9 +65,9 @@ class ManualPartitions:
         """Why nothing comes: its topics are gone; or one was made again and has not the partition that was named."""
         missing = self._missing
         others = [error for error in missing.values() if not isinstance(error, UnknownTopicError)]
-        if others or not missing or self._ignores_deleted or len(missing) < len(self.topics):
+        if others or not missing:
             return others[0] if others else None
-        return UnknownTopicError(f"{', '.join(sorted(missing))}: deleted, and not made again", topic=min(missing))
+        return self._options.gone(missing, self._settings.consumer)
 
     async def start(self) -> None:
         """``UnknownTopicError`` or ``UnknownPartitionError`` if something is not there."""

@@ -12,10 +12,11 @@ from __future__ import annotations
 import os
 import re
 import socket
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
-from rayqueue.errors import InvalidInputError
+from rayqueue.config import ConsumerSettings
+from rayqueue.errors import InvalidInputError, UnknownTopicError
 from rayqueue.net.interfaces import Routes
 from rayqueue.protocol.calls import GetTopics, Topics
 from rayqueue.protocol.topics import TopicPartition, check_name, is_internal
@@ -78,6 +79,12 @@ class Options:
     def topics(self) -> tuple[str, ...]:
         """What is meant to be read, as of the last look."""
         return self.named if self.pattern is None else self.pattern.topics
+
+    def gone(self, missing: Collection[str], settings: ConsumerSettings) -> UnknownTopicError | None:
+        """Nothing is left to read, if all that is meant is missing and that is to be an error."""
+        if self.pattern is not None or settings.on_topic_deleted == "drop" or len(missing) < len(self.topics):
+            return None
+        return UnknownTopicError(f"{', '.join(sorted(missing))}: deleted, and not made again", topic=min(missing))
 
     async def look(self, routes: Routes) -> tuple[str, ...]:
         """What is meant to be read now."""
