@@ -20,7 +20,6 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 import rayqueue
 from rayqueue.client.handle import RayQueue
 from rayqueue.errors import LeaseLostError, RayQueueError
-from rayqueue.testing import wait_for
 from tests.integration.consumers import leader_pid
 from tests.integration.ray_clusters import ray_cluster
 
@@ -29,8 +28,9 @@ POISON_EVERY = 100
 MAX_DELIVERIES = 6
 WORKERS = 3
 KILLED = 2
+STALLED_S = 90
 
-pytestmark = pytest.mark.timeout(300 + JOBS // 100)
+pytestmark = pytest.mark.timeout(300 + JOBS // 50)
 
 
 class Worker:
@@ -129,19 +129,29 @@ def test_every_job_is_done_and_acknowledged_once(tmp_path: Path) -> None:
             size = queue.size()
             return size.ready + size.leased + size.delayed
 
+        def until(most: float, what: str) -> None:
+            """Until so many are left at most: for as long as they become fewer, however slow the machine is."""
+            seen, moved_s = left(), time.monotonic()
+            while seen > most:
+                assert time.monotonic() - moved_s < STALLED_S, f"waited {STALLED_S} s for {what}: {queue.size()}"
+                time.sleep(0.2)
+                now = left()
+                if now < seen:
+                    seen, moved_s = now, time.monotonic()
+
         for _ in range(WORKERS):
             hire()
-        wait_for(lambda: left() < JOBS * 0.9, "work to begin", 60.0)
+        until(JOBS * 0.9, "work to begin")
         ray.kill(workers[0])
         hire()
         os.kill(leader_pid(rq, "work", 0), signal.SIGKILL)
-        wait_for(lambda: left() < JOBS * 0.7, "work to go on without its leader", 60.0)
+        until(JOBS * 0.7, "work to go on without its leader")
         cluster.kill("b3")
         os.kill(leader_pid(rq, "work", 1), signal.SIGKILL)
         ray.kill(workers[1])
         hire()
         hire()
-        wait_for(lambda: left() == 0, "all to be done", 120.0 + JOBS / 200)
+        until(0, "all to be done")
 
         poison = set(range(0, JOBS, POISON_EVERY))
         good = set(range(JOBS)) - poison
