@@ -78,13 +78,17 @@ class Opening:
         for space in (ENTRIES, CHECKPOINTS, *(table.space for table in schema.tables if table.name in made)):
             self.spaces[space] = env.open_db(space, create=False)
 
-    def sums(self, stored: StoredState) -> dict[Table, TableSum]:
-        """What the summed tables must add up to. A new one has no rows."""
+    def sums(self, stored: StoredState) -> dict[Table, TableSum | None]:
+        """What the summed tables must add up to. A new one has no rows; None for one that was not summed before."""
         known = self._schema.by_number
         for number, each in stored.sums.items():
             if number not in known and each.rows:
                 raise StoreFormatError(f"the store has rows in a table {number} that {self._schema.name} does not have")
-        return {table: stored.sums.get(table.number, TableSum()) for table in self._schema.tables if table.summed}
+        return {
+            table: stored.sums.get(table.number, TableSum() if table in self._new else None)
+            for table in self._schema.tables
+            if table.summed
+        }
 
     def upgrade(self, txn: lmdb.Transaction[memoryview]) -> Spaces:
         """Make new tables and write the identity of this release. The databases, if the transaction is committed."""

@@ -8,7 +8,7 @@ makes a row unreachable without changing it.
 
 Everything LMDB itself complains about is ``DamagedLogError``. Not noticed
 here: a page that lost its last rows by damage to its header. The store's sums
-notice that for the small tables when it is opened; entries and OFFSETS are
+notice that for the other tables when it is opened; entries and OFFSETS are
 dense, so a missing one shows.
 """
 
@@ -28,6 +28,7 @@ from rayqueue.log.lmdb_codec import (
     FORMAT_VERSION,
     HARD,
     StoredState,
+    TableSum,
     decode_checkpoint,
     decode_entry,
     decode_entry_header,
@@ -130,7 +131,19 @@ class View:
 
     def row_crcs(self, table: Table) -> dict[bytes, int]:
         """The checksum of each row. Reads the whole table."""
-        return {key: row_crc(encode_row(table.space, key, value)) for key, value in self.rows(table.space)}
+        return dict(self._row_crcs(table))
+
+    def row_sum(self, table: Table) -> TableSum:
+        """The same, added up."""
+        rows = total = 0
+        for _, crc in self._row_crcs(table):
+            rows += 1
+            total += crc
+        return TableSum(rows, total % (1 << 64))
+
+    def _row_crcs(self, table: Table) -> Iterator[tuple[bytes, int]]:
+        for key, value in self.rows(table.space):
+            yield key, row_crc(encode_row(table.space, key, value))
 
     # -- rows ------------------------------------------------------------------
 

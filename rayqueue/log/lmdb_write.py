@@ -9,6 +9,7 @@ Every call into LMDB lets go of the interpreter's lock, and busy readers may
 take their time to give it back. So what the writer must know about the tables
 (the checksums of the summed ones, the last key of the others) is kept in
 memory, in ``RowMemory``, and a transaction consists of little but its writes.
+Long tables are the exception: their sums are kept, their checksums are not.
 """
 
 from __future__ import annotations
@@ -39,14 +40,17 @@ class RowMemory:
     """What is known of the rows on disk without reading them."""
 
     crcs: dict[Table, dict[bytes, int]]
+    """Of every summed table that is not long."""
     sums: dict[Table, TableSum]
     """Of every summed table."""
     ends: dict[Table, bytes] = field(default_factory=dict)
-    """The last key of a table that is not summed, where known; empty for an empty table."""
+    """The last key of a table that is not summed, or long, where known; empty for an empty table."""
 
     def take(self, written: Written) -> None:
         """The transaction is committed."""
         for table, changes in written.crcs.items():
+            if table.long:
+                continue
             known = {} if written.installed else self.crcs[table]
             for key, crc in changes.items():
                 if crc is None:
@@ -113,7 +117,7 @@ def write_ops(txn: lmdb.Transaction[memoryview], spaces: Spaces, ops: Sequence[O
                 pass  # the single values are one row, written by the caller
     _append(txn, spaces, run)
     for table, changes in rows.items():
-        if table in written.sums:
+        if table in written.sums and not table.long:
             _write_summed(txn, spaces, table, changes, memory, written)
         else:
             _write_rows(txn, spaces, table, changes, written)
@@ -157,7 +161,16 @@ def _write_rows(
     changes: dict[bytes, bytes | None],
     written: Written,
 ) -> None:
+    """Of a table whose checksums are not known; its sum is, if it has one."""
     name, space = table.space, spaces[table.space]
+    total = written.sums.get(table)
+
+    def replaced(key: bytes, new_crc: int | None) -> None:
+        nonlocal total
+        if total is not None:
+            old = txn.get(key, db=space)
+            total = total.changed(None if old is None else row_crc(old), new_crc)
+
     with txn.cursor(space) as cursor:
         end = written.ends.pop(table, None)
         if end is None:
@@ -168,18 +181,26 @@ def _write_rows(
             value = changes[key]
             if value is None:
                 if key <= end:
+                    replaced(key, None)
                     txn.delete(key, db=space)
                     end_deleted |= key == end
-            elif key > end:
-                new.append((key, encode_row(name, key, value)))
+                continue
+            stored = encode_row(name, key, value)
+            if key > end:
+                new.append((key, stored))
             else:
-                txn.put(key, encode_row(name, key, value), db=space)
+                replaced(key, row_crc(stored))
+                txn.put(key, stored, db=space)
     if new:
         with txn.cursor(space) as cursor:
             cursor.putmulti(new, append=True)
         written.ends[table] = new[-1][0]
     elif not end_deleted:
         written.ends[table] = end
+    if total is not None:
+        for _, stored in new:
+            total = total.changed(None, row_crc(stored))
+        written.sums[table] = total
 
 
 def _write_summed(

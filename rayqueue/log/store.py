@@ -44,15 +44,18 @@ class Table:
     ``name`` is its name on the disk and ``number`` that in the write-ahead file: of one state machine's tables, past
     and present, no two have the same. ``summed``: its rows are counted and summed, so that a missing or an outdated
     one is noticed when the store is opened. A long table whose keys are dense does without: its readers see a gap.
+    ``long``: summed, and may have millions of rows. Their checksums are not kept in memory: a row that changes is read
+    before.
     """
 
-    __slots__ = ("name", "number", "space", "summed")
+    __slots__ = ("long", "name", "number", "space", "summed")
 
-    def __init__(self, name: str, number: int, *, summed: bool = True) -> None:
+    def __init__(self, name: str, number: int, *, summed: bool = True, long: bool = False) -> None:
         self.name = name
         self.number = number
         self.space = name.encode()
         self.summed = summed
+        self.long = long
 
     def __repr__(self) -> str:
         return f"<table {self.name}>"

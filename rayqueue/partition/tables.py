@@ -20,10 +20,10 @@ LEASES = Table("leases", 7)
 """token (u64 big-endian) -> lease."""
 RESULTS = Table("results", 8)
 """id (u64 big-endian) -> result."""
-DEDUPE = Table("dedupe", 9, summed=False)
+DEDUPE = Table("dedupe", 9, long=True)
 """hash of a dedupe id -> id of the job, until when."""
-JOB_INDEX = Table("job-index", 10, summed=False)
-"""Orders in which jobs are found. They can be made again from the rows, so that a wrong bit is no loss."""
+JOB_INDEX = Table("job-index", 10, long=True)
+"""Orders in which jobs are found."""
 
 TRANSACTIONS = Table("transactions", 11)
 """producer id, epoch (u64, u32 big-endian) -> a transaction that is open, and what it has staged."""
