@@ -13,6 +13,7 @@ import secrets
 import ssl
 import threading
 import time
+from collections.abc import Collection
 from contextlib import suppress
 from typing import Any
 
@@ -36,6 +37,7 @@ from rayqueue.gateway.sessions import Sessions
 _log = logging.getLogger(__name__)
 
 _START_S = 30.0
+_END_S = 2.0
 
 
 def is_loopback(host: str) -> bool:
@@ -174,6 +176,14 @@ async def _serve(server: uvicorn.Server) -> None:
         _log.error("REST cannot listen")
 
 
+async def _ended(tasks: Collection[asyncio.Task[Any]]) -> None:
+    """Calls that were cut off when the time to drain was over: what they hold is closed by themselves."""
+    for task in tasks:
+        task.cancel()
+    if tasks:
+        await asyncio.wait(tasks, timeout=_END_S)
+
+
 class GatewayThread:
     """A gateway in a thread with an event loop of its own."""
 
@@ -223,6 +233,7 @@ class GatewayThread:
             self._problem = error
         finally:
             self._started.set()
+            loop.run_until_complete(_ended(asyncio.all_tasks(loop)))
             loop.run_until_complete(loop.shutdown_asyncgens())
             loop.close()
 
