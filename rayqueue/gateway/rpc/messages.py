@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from operator import attrgetter, methodcaller
 from typing import Any
@@ -16,6 +17,7 @@ from rayqueue.records import Record
 _HAS_KEY = methodcaller("HasField", "key")
 _HAS_PARTITION = methodcaller("HasField", "partition")
 _HAS_TIMESTAMP = methodcaller("HasField", "timestamp_ms")
+_VALUE = attrgetter("value")
 _HEADERS = attrgetter("headers")
 _PRIORITY = attrgetter("priority")
 
@@ -32,13 +34,31 @@ def columns_of_contents(records: Sequence[Any]) -> Columns:
     return made
 
 
-def columns_of(records: Sequence[common_pb2.NewRecord]) -> Columns:
+def columns_of(records: Sequence[common_pb2.NewRecord], size_bytes: int) -> Columns:
+    """``size_bytes``: of the records in their message. Of most batches it says that they have values and nothing else;
+    to ask each record for each of its fields would take five times as long."""
+    values = list(map(_VALUE, records))
+    if all(values) and size_bytes == _bare_bytes(values):
+        return Columns(values)
     made = columns_of_contents(records)
     if any(map(_HAS_PARTITION, records)):
         made.partitions = [each.partition if each.HasField("partition") else None for each in records]
     if any(map(_HAS_TIMESTAMP, records)):
         made.timestamps_ms = [each.timestamp_ms if each.HasField("timestamp_ms") else None for each in records]
     return made
+
+
+def _bare_bytes(values: Sequence[bytes]) -> int:
+    """Of records with these values, none of them empty, and no other field. Any other field makes it more."""
+    total = 0
+    for length, count in Counter(map(len, values)).items():
+        record = 1 + _varint_bytes(length) + length
+        total += count * (1 + _varint_bytes(record) + record)
+    return total
+
+
+def _varint_bytes(number: int) -> int:
+    return (number.bit_length() + 6) // 7
 
 
 def written_of(written: Iterable[RecordMetadata]) -> list[common_pb2.Written]:

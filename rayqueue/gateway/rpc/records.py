@@ -38,8 +38,11 @@ class Records(RecordServiceServicer):
     # -- one at a time ------------------------------------------------------------------------------
 
     async def Append(self, request: pb.AppendRequest, rpc: Rpc) -> pb.AppendResponse:  # noqa: N802
+        head = pb.AppendRequest(topic=request.topic, idempotency_key=request.idempotency_key)
+        size_bytes = request.ByteSize() - head.ByteSize()
+
         async def carry_out() -> bytes:
-            written = await self._operations.publish(rpc.caller, request.topic, columns_of(request.records))
+            written = await self._operations.publish(rpc.caller, request.topic, columns_of(request.records, size_bytes))
             return pb.AppendResponse(records=written_of(written)).SerializeToString()
 
         if not request.idempotency_key:
@@ -89,11 +92,11 @@ class Records(RecordServiceServicer):
         tasks: set[asyncio.Task[None]] = set()
         topic = ""
 
-        async def one(number: int, topic: str, records: Any) -> None:
+        async def one(number: int, topic: str, records: Any, size_bytes: int) -> None:
             try:
                 try:
                     caller = self._gateway.keys.again(rpc.caller)
-                    written = await self._operations.publish(caller, topic, columns_of(records))
+                    written = await self._operations.publish(caller, topic, columns_of(records, size_bytes))
                     answer = pb.ProduceResponse(number=number, records=written_of(written))
                 except RayQueueError as error:
                     answer = pb.ProduceResponse(number=number, problem=problem_of(error))
@@ -105,9 +108,11 @@ class Records(RecordServiceServicer):
         try:
             async for request in requests:
                 topic = request.topic or topic
-                self._gateway.limits.more(rpc.who, request.ByteSize())
+                size_bytes = request.ByteSize()
+                self._gateway.limits.more(rpc.who, size_bytes)
                 await room.acquire()
-                task = asyncio.ensure_future(one(request.number, topic, request.records))
+                size_bytes -= pb.ProduceRequest(number=request.number, topic=request.topic).ByteSize()
+                task = asyncio.ensure_future(one(request.number, topic, request.records, size_bytes))
                 tasks.add(task)
                 task.add_done_callback(tasks.discard)
             await asyncio.gather(*tasks)
