@@ -50,6 +50,7 @@ from rayqueue.actors.replies import Reply
 from rayqueue.config import Settings
 from rayqueue.errors import DamagedLogError, RayQueueError, StorageError, StoreMissingError
 from rayqueue.ids import GroupId, ReplicaId
+from rayqueue.net.backoff import longest_s
 from rayqueue.net.endpoint import Endpoint
 from rayqueue.net.requests import in_time
 
@@ -67,8 +68,7 @@ ReplicaT = TypeVar("ReplicaT", bound="Replica[Any]")
 _PEER_ANSWER_S = 2.0
 _LOCK_PATIENCE_S = 20.0
 _LOCK_RETRY_S = 0.05
-_PEER_RETRY_MIN_S = 0.05
-_PEER_RETRY_MAX_S = 1.0
+_PEER_RETRY_MIN_MS, _PEER_RETRY_MAX_MS = 100, 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,7 +293,7 @@ class ReplicaActor(Generic[ReplicaT]):
 
     async def _meet_peers(self, replica: Replica[Any]) -> None:
         """Ask each other replica where it listens, until it has said so once. Ends with the replica."""
-        pause_s = _PEER_RETRY_MIN_S
+        looks = 0
         named: dict[ReplicaId, Address] = {}
 
         async def meet(peer: ReplicaId) -> None:
@@ -310,13 +310,14 @@ class ReplicaActor(Generic[ReplicaT]):
             status = replica.status
             members = {*status.voters, *status.learners} - {self._spec.replica_id}
             await asyncio.gather(*map(meet, sorted(members)))
-            pause_s = min(pause_s * 2, _PEER_RETRY_MAX_S)
             try:
+                pause_s = longest_s(_PEER_RETRY_MIN_MS, _PEER_RETRY_MAX_MS, looks)
                 await in_time(self._look_for_peers.wait(), pause_s)
             except asyncio.TimeoutError:
+                looks += 1
                 continue
             self._look_for_peers.clear()
-            pause_s = _PEER_RETRY_MIN_S
+            looks = 0
 
     async def _address_of(self, peer: ReplicaId) -> Address | None:
         name, namespace = actor_name(self._spec.group_id, peer), self._spec.settings.namespace

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from rayqueue.net.backoff import longest_s
+
 MIN_PAUSE_S = 0.05
 MAX_PAUSE_S = 1.0
 _NEVER = float("inf")
@@ -13,16 +15,16 @@ class SyncRetry:
     def __init__(self) -> None:
         self.at_s = _NEVER
         """When the next attempt is due; never, unless the last one failed."""
-        self._pause_s = MIN_PAUSE_S
+        self._failures = 0
 
     @property
     def failing(self) -> bool:
         return self.at_s != _NEVER
 
     def failed(self, now_s: float) -> None:
-        self.at_s = now_s + self._pause_s
-        self._pause_s = min(2 * self._pause_s, MAX_PAUSE_S)
+        self.at_s = now_s + longest_s(1000 * MIN_PAUSE_S, 1000 * MAX_PAUSE_S, self._failures)
+        self._failures += 1
 
     def succeeded(self) -> None:
         self.at_s = _NEVER
-        self._pause_s = MIN_PAUSE_S
+        self._failures = 0
