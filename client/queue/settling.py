@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from rayqueue.client.queue.job import Job
 
 Kind = Literal["ack", "nack", "reject", "release"]
-Told = Callable[["RayQueueError | None"], None]
+Told = Callable[["Ending", "RayQueueError | None"], None]
 """Called once, in the I/O thread: None if all of them were settled."""
 
 _grant = attrgetter("grant")
@@ -31,7 +31,7 @@ class Ending(NamedTuple):
 
     kind: Kind
     token: int
-    offsets: Sequence[int]
+    offsets: list[int]
     """In order, each once. Not more than a lease has: ``MAX_JOBS``."""
     told: Told
     delay_ms: int = -1
@@ -56,6 +56,18 @@ def of_leases(jobs: Iterable[Job[Any, Any]]) -> dict[tuple[int, int], list[int]]
         if not _follow(offsets):
             found[where] = sorted(set(offsets))
     return found
+
+
+def add(endings: list[Ending], new: Ending) -> None:
+    """To those that wait. One that goes on where the last one ends, and has no more to say, becomes a part of it: a
+    worker that does its jobs one by one leaves nothing behind for each."""
+    if endings:
+        last = endings[-1]
+        alike = last.token == new.token and last.kind == new.kind and last.told == new.told
+        if alike and last.offsets[-1] < new.offsets[0] and last.plain and new.plain:
+            last.offsets.extend(new.offsets)
+            return
+    endings.append(new)
 
 
 class Gathered(NamedTuple):
@@ -129,12 +141,12 @@ def tell(gathered: Sequence[Gathered], answers: Sequence[Settled], queue: str) -
         gone = {offset for first, count in answer.lost for offset in range(first, first + count)}
         for each in endings:
             lost = [offset for offset in each.offsets if offset in gone] if gone else []
-            each.told(_lost(queue, settlement.kind, each, lost) if lost else None)
+            each.told(each, _lost(queue, settlement.kind, each, lost) if lost else None)
 
 
 def tell_failure(endings: Iterable[Ending], error: RayQueueError) -> None:
     for each in endings:
-        each.told(error)
+        each.told(each, error)
 
 
 def _lost(queue: str, kind: str, ending: Ending, lost: list[int]) -> LeaseLostError:
@@ -158,7 +170,7 @@ class Countdown:
         self._answer = answer
         self._error: RayQueueError | None = None
 
-    def __call__(self, error: RayQueueError | None) -> None:
+    def __call__(self, _: Ending, error: RayQueueError | None) -> None:
         self._left -= 1
         self._error = self._error or error
         if not self._left and not self._answer.cancelled():

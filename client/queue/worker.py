@@ -23,7 +23,6 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
 from itertools import count
 from random import Random
 from typing import TYPE_CHECKING, Any
@@ -38,6 +37,7 @@ from rayqueue.client.queue.settling import (
     Ending,
     Kind,
     Told,
+    add,
     calls_of,
     gather,
     of_leases,
@@ -171,15 +171,13 @@ class Worker:
         if not jobs:
             return
         by_lease = of_leases(jobs)
-        delay = -1 if delay_ms is None else delay_ms
-        if not wait:
-            self._end(jobs, by_lease, partial(self._unheard, kind, later=True), kind, delay, reason, traceback, result)
-            return
         answer: concurrent.futures.Future[None] = concurrent.futures.Future()
-        told = Countdown(len(by_lease), answer)
-        self._end(jobs, by_lease, lambda _: told, kind, delay, reason, traceback, result)
-        with self._buffer.blocked():
-            await outcome(answer)
+        told: Told = Countdown(len(by_lease), answer) if wait else self._heard_later
+        more = -1 if delay_ms is None else delay_ms, reason, traceback, result
+        self._end(jobs, [(where, Ending(kind, token, some, told, *more)) for (where, token), some in by_lease.items()])
+        if wait:
+            with self._buffer.blocked():
+                await outcome(answer)
 
     def settle_later(
         self,
@@ -191,23 +189,17 @@ class Worker:
         result: bytes | None = None,
     ) -> None:
         """The same, and nobody waits for it. A failure is logged: the job comes again."""
-        self._end((job,), of_leases((job,)), partial(self._unheard, kind), kind, -1, reason, traceback, result)
+        grant = job.grant
+        ending = Ending(kind, grant.token, [job.offset], self._unheard, -1, reason, traceback, result)
+        self._end((job,), ((grant.partition, ending),))
 
-    def _end(
-        self,
-        jobs: Iterable[Job[Any, Any]],
-        by_lease: dict[tuple[int, int], list[int]],
-        told: Callable[[JobId], Told],
-        kind: Kind,
-        *more: Any,
-    ) -> None:
+    def _end(self, jobs: Iterable[Job[Any, Any]], endings: Iterable[tuple[int, Ending]]) -> None:
         """From any thread."""
         for job in jobs:
             job.settled = True
         with self._lock:
-            for (partition, token), offsets in by_lease.items():
-                ending = Ending(kind, token, offsets, told(JobId(partition, offsets[0])), *more)
-                self._endings.setdefault(partition, []).append(ending)
+            for partition, ending in endings:
+                add(self._endings.setdefault(partition, []), ending)
         self._kick()
 
     def dropped(self, grant: Grant, offset: int) -> None:
@@ -217,24 +209,23 @@ class Worker:
             self._io.loop.call_soon_threadsafe(self._dropped, grant, offset)
 
     def _dropped(self, grant: Grant, offset: int) -> None:
-        told = self._unheard("nack", JobId(grant.partition, offset))
         reason = "the worker has let go of it without ack, nack or reject"
         with self._lock:
             endings = self._endings.setdefault(grant.partition, [])
-            endings.append(Ending("nack", grant.token, (offset,), told, reason=reason))
+            endings.append(Ending("nack", grant.token, [offset], self._unheard, reason=reason))
         self._pump()
 
-    def _unheard(self, kind: str, job_id: JobId, *, later: bool = False) -> Told:
-        """Nobody waits for it, or not yet (``later``: the next ``flush`` raises it)."""
+    def _unheard(self, ending: Ending, error: RayQueueError | None) -> None:
+        """Nobody waits for it."""
+        if error is not None:
+            level = logging.WARNING if ending.kind == "ack" else logging.INFO  # work was done that may be done again
+            jobs = f"job {ending.offsets[0]}" if len(ending.offsets) == 1 else f"{len(ending.offsets)} jobs"
+            _log.log(level, "%s of %s of %s had no effect: %s", ending.kind, jobs, self.name, error)
 
-        def told(error: RayQueueError | None) -> None:
-            if error is not None:
-                level = logging.WARNING if kind == "ack" else logging.INFO  # work was done that may be done again
-                _log.log(level, "%s of job %s of %s had no effect: %s", kind, job_id, self.name, error)
-                if later and self._unreported is None:
-                    self._unreported = error
-
-        return told
+    def _heard_later(self, ending: Ending, error: RayQueueError | None) -> None:
+        """The next ``flush`` raises it."""
+        self._unheard(ending, error)
+        self._unreported = self._unreported or error
 
     async def extend(self, job: Job[Any, Any], lease_ms: int | None) -> int:
         """Until when, in milliseconds from now."""
@@ -285,7 +276,8 @@ class Worker:
         self._kicked = False
         now_s = time.monotonic()
         with self._lock:
-            endings, self._endings = self._endings, {}
+            # One call is under way per partition: what is said meanwhile waits, and goes together.
+            endings = {each: self._endings.pop(each) for each in self._endings.keys() - self._settling.keys()}
         waited_for, wanted = self._buffer.wanted(now_s)
         if waited_for or not self._parked:
             self._withdraw_s = None
@@ -294,7 +286,7 @@ class Worker:
         for number, some in endings.items():
             for each in some:
                 self._leases[number].ended(each.token, each.offsets)
-            self._queue_endings(number, some)
+            self._settling[number] = self._spawn(self._settle(number, some))
         if wanted > 0 and not self._closed and self._error is None:
             # Half of what an answer may have: a few that are larger than the last ones fit too.
             most = min(MAX_JOBS, self._buffer.at_once(self._settings.consumer.fetch_bytes // 2))
@@ -398,10 +390,9 @@ class Worker:
             try:
                 value, key = self._decode(each, grant.partition)
             except RayQueueError as error:
-                told = self._unheard("reject", JobId(grant.partition, each.id))
                 with self._lock:
                     endings = self._endings.setdefault(grant.partition, [])
-                    endings.append(Ending("reject", grant.token, (each.id,), told, -1, str(error)))
+                    endings.append(Ending("reject", grant.token, [each.id], self._unheard, -1, str(error)))
             else:
                 made.append(
                     Job(
@@ -421,16 +412,11 @@ class Worker:
     def _release(self, jobs: Sequence[Job[Any, Any]]) -> None:
         """From any thread: nobody has begun with these."""
         if jobs:
-            self._end(jobs, of_leases(jobs), partial(self._unheard, "release"), "release")
+            by_lease = of_leases(jobs).items()
+            endings = [(where, Ending("release", token, some, self._unheard)) for (where, token), some in by_lease]
+            self._end(jobs, endings)
 
     # -- settling --------------------------------------------------------------------------------
-
-    def _queue_endings(self, number: int, endings: list[Ending]) -> None:
-        if number in self._settling:
-            with self._lock:  # behind what is under way
-                self._endings.setdefault(number, []).extend(endings)
-        else:
-            self._settling[number] = self._spawn(self._settle(number, endings))
 
     async def _settle(self, number: int, endings: list[Ending]) -> None:
         try:

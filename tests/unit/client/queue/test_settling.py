@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 from rayqueue.client.queue.job import Grant, Job
-from rayqueue.client.queue.settling import Ending, calls_of, gather, of_leases, runs_of, tell, tell_failure
+from rayqueue.client.queue.settling import Ending, add, calls_of, gather, of_leases, runs_of, tell, tell_failure
 from rayqueue.errors import LeaseLostError, NotLeaderError, RayQueueError
 from rayqueue.protocol.jobs import MAX_JOBS, Settled
 
@@ -14,13 +12,13 @@ class _Heard:
     def __init__(self) -> None:
         self.by_offset: dict[int, RayQueueError | None] = {}
 
-    def of(self, offsets: tuple[int, ...], error: RayQueueError | None) -> None:
-        for offset in offsets:
+    def of(self, ending: Ending, error: RayQueueError | None) -> None:
+        for offset in ending.offsets:
             assert offset not in self.by_offset
             self.by_offset[offset] = error
 
     def ending(self, kind: str, token: int, *offsets: int, **more: object) -> Ending:
-        return Ending(kind, token, offsets, partial(self.of, offsets), **more)  # type: ignore[arg-type]
+        return Ending(kind, token, list(offsets), self.of, **more)  # type: ignore[arg-type]
 
 
 def _job(partition: int, token: int, offset: int) -> Job[bytes, bytes]:
@@ -48,6 +46,27 @@ def test_jobs_are_told_by_lease_each_once_and_in_order() -> None:
     assert of_leases([]) == {}
     downwards = [_job(0, 1, offset) for offset in range(50, 0, -1)]
     assert of_leases(downwards) == {(0, 1): list(range(1, 51))}
+
+
+def test_acks_one_by_one_become_one_ending() -> None:
+    heard, other = _Heard(), _Heard()
+    waiting: list[Ending] = []
+    for offset in (1, 2, 5):
+        add(waiting, heard.ending("ack", 7, offset))
+    assert [each.offsets for each in waiting] == [[1, 2, 5]]
+    apart = [
+        heard.ending("ack", 7, 4),  # before the last one
+        heard.ending("ack", 7, 9, result=b"r"),
+        heard.ending("ack", 7, 10),
+        heard.ending("release", 7, 11),
+        heard.ending("release", 8, 12),
+        other.ending("release", 8, 13),  # somebody else is told
+        other.ending("nack", 8, 14, reason="no"),
+        other.ending("nack", 8, 15, reason="no"),
+    ]
+    for each in apart:
+        add(waiting, each)
+    assert waiting[1:] == apart
 
 
 def test_one_call_has_no_more_jobs_than_it_may() -> None:
