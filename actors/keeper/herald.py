@@ -16,6 +16,7 @@ import ray
 
 from rayqueue.actors.keeper.plan import ReplicaKey
 from rayqueue.ids import GroupId, ReplicaId
+from rayqueue.net.requests import in_time
 
 if TYPE_CHECKING:
     from rayqueue.replica.coordinator_service import ClusterView
@@ -62,5 +63,5 @@ class Herald:
 
     async def _tell(self, key: ReplicaKey, gone: frozenset[str], news: Collection[str]) -> None:
         handle = await self._hands.handle(key)
-        await asyncio.wait_for(handle.nodes_gone.remote(sorted(news)), _ANSWER_S)
+        await in_time(handle.nodes_gone.remote(sorted(news)), _ANSWER_S)
         self._told[key] = gone

@@ -84,6 +84,7 @@ from rayqueue.errors import (
     StoreMissingError,
 )
 from rayqueue.ids import COORDINATOR, GroupId, ReplicaId
+from rayqueue.net.requests import in_time
 from rayqueue.partition import PartitionSettings
 from rayqueue.partition.commands import configure_command, expire_groups_command
 from rayqueue.protocol.topics import PartitionInfo, TopicInfo
@@ -196,7 +197,7 @@ class Keeper:
                 except FAILURES as error:
                     _log.warning("a look at the cluster failed: %s", error)
                 try:
-                    await asyncio.wait_for(self._woken.wait(), self._settings.cluster.look_ms / 1000)
+                    await in_time(self._woken.wait(), self._settings.cluster.look_ms / 1000)
                 except asyncio.TimeoutError:
                     continue
         finally:
@@ -298,7 +299,7 @@ class Keeper:
     async def _identify(self, node: RayNode) -> None:
         known, secret = self._known, self._settings.transport.secret or SecretStr("")
         ref = await asyncio.to_thread(nodes.join_at, node, self._settings.data_dir, self._manifest, secret)
-        home: Home | RayQueueError = await asyncio.wait_for(ref, _IDENTIFY_S)
+        home: Home | RayQueueError = await in_time(ref, _IDENTIFY_S)
         if isinstance(home, StoreIdentityError):
             _log.error("Ray node %s is no broker here: %s", node.node_id, home)
             known.strangers.add(node.node_id)
@@ -436,7 +437,7 @@ class Keeper:
     async def _tell(self, node_id: str, manifest: ClusterManifest) -> None:
         secret = self._settings.transport.secret or SecretStr("")
         ref = await asyncio.to_thread(nodes.settle_at, node_id, self._settings.data_dir, manifest, secret)
-        problem: RayQueueError | None = await asyncio.wait_for(ref, _IDENTIFY_S)
+        problem: RayQueueError | None = await in_time(ref, _IDENTIFY_S)
         if problem is not None:
             raise problem
         self._told[node_id] = manifest
@@ -471,7 +472,7 @@ class Keeper:
             case growth.Promote(node, ready):
                 for each in ready:
                     handle = await self.handle(ReplicaKey(COORDINATOR, each))
-                    await asyncio.wait_for(handle.address.remote(), _READY_S)
+                    await in_time(handle.address.remote(), _READY_S)
                 await self._change_members(lambda members: members.with_voter(node))
             case growth.Remove(node):
                 await self._change_members(lambda members: members.without(node))
@@ -626,7 +627,7 @@ class Keeper:
                 self._made.add(key)
             else:
                 with suppress(*FAILURES):  # why it does not run is its own to say
-                    await asyncio.wait_for(handle.address.remote(), _START_S)
+                    await in_time(handle.address.remote(), _START_S)
 
     async def _confirm(
         self, key: ReplicaKey, broker: str, partitions: Mapping[str, tuple[TopicInfo, PartitionInfo]]
@@ -649,7 +650,7 @@ class Keeper:
             return
         if close:
             try:
-                await asyncio.wait_for(handle.close.remote(), _CLOSE_S)
+                await in_time(handle.close.remote(), _CLOSE_S)
             except FAILURES as error:
                 _log.info("%s %s was not closed in good order: %s", *key, error)
         await asyncio.to_thread(ray.kill, handle, no_restart=True)
@@ -669,7 +670,7 @@ class Keeper:
         recovery = self._recoveries.get(key.group_id)
         keep = recovery is not None and key.replica_id in dict(recovery.abandoned)
         ref = await asyncio.to_thread(nodes.erase_at, ray_node, directory, *key, keep=keep)
-        problem: RayQueueError | None = await asyncio.wait_for(ref, _ERASE_S)
+        problem: RayQueueError | None = await in_time(ref, _ERASE_S)
         if problem is not None:
             raise problem
         self._removed.add(key)
@@ -680,7 +681,7 @@ class Keeper:
         key = ReplicaKey(GroupId(recovery.group_id), ReplicaId(recovery.survivor))
         try:
             handle = await self.handle(key)
-            status: Status = await asyncio.wait_for(handle.status.remote(), _READY_S)
+            status: Status = await in_time(handle.status.remote(), _READY_S)
         except (StoreAbandonedError, ReplicaClosedError):
             await self._end(key)
             return
@@ -715,7 +716,7 @@ class Keeper:
         return await asyncio.to_thread(ray.get_actor, actor_name(*key), self._settings.namespace)
 
     async def _answered(self, call: Awaitable[Any]) -> Any:
-        return await asyncio.wait_for(call, _ANSWER_S)
+        return await in_time(call, _ANSWER_S)
 
     async def change(self, command: AnyCommand) -> Any:
         return await self._asked(lambda answer: self._replica.service.change(command, answer))

@@ -27,6 +27,7 @@ from rayqueue.cluster.sites import room, spare_bytes
 from rayqueue.config import ClusterSettings
 from rayqueue.errors import ChangeInProgressError, LearnerBehindError, NotInSyncError, RayQueueError
 from rayqueue.ids import GroupId, ReplicaId
+from rayqueue.net.requests import in_time
 from rayqueue.protocol.topics import PartitionInfo
 from rayqueue.raft.replica_set import ReplicaSet
 from rayqueue.replica.status import Status
@@ -260,7 +261,7 @@ class Mover:
     async def _status(self, key: ReplicaKey) -> Status | None:
         try:
             handle = await self._hands.handle(key)
-            return await asyncio.wait_for(handle.status.remote(), _STATUS_S)
+            return await in_time(handle.status.remote(), _STATUS_S)
         except FAILURES:
             return None
 
@@ -296,12 +297,12 @@ def _key(group_id: str, node: str) -> ReplicaKey:
 
 
 async def _done(call: Awaitable[Any]) -> None:
-    await asyncio.wait_for(call, _CHANGE_S)
+    await in_time(call, _CHANGE_S)
 
 
 async def _still_so(handle: Any, said: Status) -> bool:
     """Whether a majority has confirmed the leader, and the membership is what it said. One that was replaced without
     noticing may say what is long over; whose data is then doomed might be a voter."""
     await _done(handle.confirm_leadership.remote())
-    now: Status = await asyncio.wait_for(handle.status.remote(), _STATUS_S)
+    now: Status = await in_time(handle.status.remote(), _STATUS_S)
     return now.settled and (now.voters, now.learners) == (said.voters, said.learners)

@@ -23,6 +23,7 @@ from rayqueue.cluster.leaders import Picture, Spreader, nearest
 from rayqueue.cluster.placement import AliveBroker
 from rayqueue.config import MIB, Settings
 from rayqueue.ids import COORDINATOR, GroupId, ReplicaId
+from rayqueue.net.requests import in_time
 from rayqueue.net.route import GroupRoute
 from rayqueue.protocol.calls import TransferLeader
 from rayqueue.protocol.topics import PartitionInfo
@@ -168,7 +169,7 @@ class Scout:
                 return None  # nothing of ours grows there
             else:
                 answer = await asyncio.to_thread(nodes.disk_at, broker.ray_node, self._settings.data_dir)
-            total_bytes, free_bytes = await asyncio.wait_for(answer, _ASK_S)
+            total_bytes, free_bytes = await in_time(answer, _ASK_S)
         except FAILURES as error:
             _log.debug("the disk of %s could not be looked at: %s", broker.broker, error)
             return None
