@@ -21,7 +21,6 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import ray
@@ -31,10 +30,10 @@ from rayqueue.actors._ray import pinned_to
 from rayqueue.actors.coordinator_actor import CoordinatorSpec
 from rayqueue.actors.directory import RayDirectory
 from rayqueue.actors.keeper import nodes
+from rayqueue.actors.keeper.census import Census
 from rayqueue.actors.keeper.herald import Herald
-from rayqueue.actors.keeper.home import ClusterManifest, Home, memory_bytes, same_broker
+from rayqueue.actors.keeper.home import ClusterManifest, Home, memory_bytes
 from rayqueue.actors.keeper.mover import Mover
-from rayqueue.actors.keeper.nodes import RayNode
 from rayqueue.actors.keeper.plan import (
     Behind,
     Configure,
@@ -80,7 +79,6 @@ from rayqueue.errors import (
     RayQueueError,
     ReplicaClosedError,
     StoreAbandonedError,
-    StoreIdentityError,
     StoreMissingError,
 )
 from rayqueue.ids import COORDINATOR, GroupId, ReplicaId
@@ -98,7 +96,6 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 _IDENTIFY_S = 30.0
-_FIRST_LOOK_S = 10.0
 _ANSWER_S = 60.0
 _READY_S = 5.0
 _START_S = 10.0
@@ -109,26 +106,6 @@ _FREE_NAME_AGAIN_S = 0.02
 _AFTER_FAILURE_S = 1.0
 _LEADERLESS_S = 5.0
 _FORGOTTEN_AT_ONCE = 200
-_HURRY_S = 30.0
-"""How long leaders are looked for more often once Ray drains a node."""
-
-
-@dataclass(slots=True)
-class _Known:
-    """What the keeper has seen of the Ray cluster. True whoever leads."""
-
-    homes: dict[str, Home] = field(default_factory=dict)
-    """By Ray node."""
-    strangers: set[str] = field(default_factory=set)
-    """Ray nodes whose data belongs to another cluster."""
-    racks: dict[str, str] = field(default_factory=dict)
-    """By Ray node."""
-    leaving: set[str] = field(default_factory=set)
-    """Ray nodes that Ray drains."""
-    places: dict[str, str] = field(default_factory=dict)
-    """Actors by name, and the Ray node that each is pinned to."""
-    current: dict[str, str] = field(default_factory=dict)
-    """Brokers, and the Ray node that each is on."""
 
 
 class Keeper:
@@ -139,16 +116,16 @@ class Keeper:
         self._settings = spec.settings
         self._loop = asyncio.get_running_loop()
         self._woken = asyncio.Event()
-        self._known = _Known()
+        self._census = Census(self, spec.settings)
+        self._places: dict[str, str] = {}
+        """Actors by name, and the Ray node that each is pinned to."""
         self._steps: dict[object, asyncio.Task[None]] = {}
-        self._asked_since_s: dict[object, float] = {}
         self._made: set[ReplicaKey] = set()
         self._removed: set[ReplicaKey] = set()
         self._configured: dict[str, int] = {}
         self._starting: dict[str, asyncio.Semaphore] = {}
         """By host: what one machine starts at the same time."""
         self._told_brokers: list[AliveBroker] | None = None
-        self._told_shared: set[str] = set()
         self._leaderless_since_s = time.monotonic()
         self._leads_since_s: float | None = None
         self._mover = Mover(self, spec.settings.cluster)
@@ -163,7 +140,6 @@ class Keeper:
         self._coordinators: dict[ReplicaId, str] = dict(cluster.coordinators)
         """All that have a place."""
         self._draining: set[str] = set()
-        self._hurry_until_s = float("-inf")
         self._recoveries: Mapping[str, Recovery] = {}
         self._last_number = 0
         """The highest that was ever in a coordinator's id."""
@@ -179,8 +155,7 @@ class Keeper:
         if broker is not None:
             directory = self._spec.directory
             here = Home(broker, self._spec.host, node_id, 0, self._manifest, None, memory_bytes(), directory)
-            self._known.homes[node_id] = here
-            self._known.current[broker] = node_id
+            self._census.note(here)
 
     def wake(self) -> None:
         """Look now. From any thread."""
@@ -222,16 +197,16 @@ class Keeper:
             if view.leader is not None:
                 self._leaderless_since_s = time.monotonic()
             elif time.monotonic() - self._leaderless_since_s > _LEADERLESS_S:
-                await self._look_at_nodes(view)
+                await self._census.look(view.brokers.values(), self._manifest)
                 await self._act(self._wanted_coordinators(view), view, [], [])
             return
         self._leaderless_since_s = time.monotonic()
         if self._leads_since_s is None:
             self._leads_since_s = time.monotonic()
         self._note_voters(view)
-        await self._look_at_nodes(view)
+        await self._census.look(view.brokers.values(), self._manifest)
         await self._write_down(view)
-        await self._witness.look(view, self._known.current.keys(), self._mover.given_up)
+        await self._witness.look(view, self._census.current.keys(), self._mover.given_up)
         if not self._expects_more():
             self._mover.look(view, self._alive(), self._scout.sizes)
             self._look_further(view)
@@ -250,7 +225,7 @@ class Keeper:
     def _look_further(self, view: ClusterView) -> None:
         """Who leads, and how full disks are; not at every look. While a rebalance waits for leaders, more often."""
         moving = view.planned or any(move.reason is Reason.BALANCE for move in view.moves.values())
-        eager = (view.rebalance is not None and not moving) or time.monotonic() < self._hurry_until_s
+        eager = (view.rebalance is not None and not moving) or self._census.hurries
         if eager and not moving and self._scout.settled and view.rebalance is not None:
             self.begin("rebalanced", self._end_rebalance(view.rebalance))
         elif self._scout.is_due(eager=eager):
@@ -269,69 +244,6 @@ class Keeper:
         """For the mover."""
         await self._scout.transfer(partition, node, *more)
 
-    async def _look_at_nodes(self, view: ClusterView) -> None:
-        """Learn who the new ones are; forget those that are gone."""
-        known = self._known
-        for row in view.brokers.values():
-            # Another coordinator has asked it. A Ray node's id is never used again.
-            home = Home(row.broker, row.host, row.ray_node, 0, self._manifest, None, row.memory_bytes, row.directory)
-            known.homes.setdefault(row.ray_node, home)
-        alive = {node.node_id: node for node in await asyncio.to_thread(nodes.alive_nodes)}
-        for node_id in known.homes.keys() - alive.keys():
-            home = known.homes.pop(node_id)
-            if known.current.get(home.broker) == node_id:
-                _log.info("broker %s is gone with Ray node %s", home.broker, node_id)
-        known.strangers &= alive.keys()
-        known.racks = {node_id: node.rack for node_id, node in alive.items()}
-        leaving = {node_id for node_id, node in alive.items() if node.leaving}
-        if leaving - known.leaving:
-            _log.warning("Ray drains %s: leaders are handed over", ", ".join(sorted(leaving - known.leaving)))
-            self._hurry_until_s = time.monotonic() + _HURRY_S
-        known.leaving = leaving
-        self._told = {node: told for node, told in self._told.items() if node in alive}
-        self._asked_since_s = {node: since for node, since in self._asked_since_s.items() if node in alive}
-        for node_id, node in alive.items():
-            if node_id not in known.homes and node_id not in known.strangers:
-                self._asked_since_s.setdefault(node_id, time.monotonic())
-                self.begin(node_id, self._identify(node))
-        known.current = await self._current_nodes(alive)
-
-    async def _identify(self, node: RayNode) -> None:
-        known, secret = self._known, self._settings.transport.secret or SecretStr("")
-        ref = await asyncio.to_thread(nodes.join_at, node, self._settings.data_dir, self._manifest, secret)
-        home: Home | RayQueueError = await in_time(ref, _IDENTIFY_S)
-        if isinstance(home, StoreIdentityError):
-            _log.error("Ray node %s is no broker here: %s", node.node_id, home)
-            known.strangers.add(node.node_id)
-            return
-        if isinstance(home, RayQueueError):
-            raise home
-        _log.info("broker %s is on Ray node %s at %s", home.broker, home.ray_node, home.host)
-        known.homes[node.node_id] = home
-
-    async def _current_nodes(self, alive: Mapping[str, RayNode]) -> dict[str, str]:
-        """Of two nodes that are the same broker, the one that was there first, as long as it really is there.
-
-        Ray notices a dead node late: its successor, on the same disk, may be here before.
-        """
-        found: dict[str, list[str]] = {}
-        for node_id, home in self._known.homes.items():
-            found.setdefault(home.broker, []).append(node_id)
-        current: dict[str, str] = {}
-        for broker, candidates in found.items():
-            before = self._known.current.get(broker)
-            if before in candidates:
-                candidates.remove(before)
-                candidates.insert(0, before)
-            if len(candidates) > 1:
-                answering = [each for each in candidates if await asyncio.to_thread(nodes.answers, alive[each])]
-                candidates = answering or candidates
-            current[broker] = candidates[0]
-            for idle in set(candidates[1:]) - self._told_shared:
-                self._told_shared.add(idle)
-                _log.warning("%s", same_broker(broker, candidates[0], idle))
-        return current
-
     # -- what the metadata must know ------------------------------------------------------------
 
     async def _write_down(self, view: ClusterView) -> None:
@@ -340,10 +252,10 @@ class Keeper:
         alive = self._alive()
         for each in alive:
             row = view.brokers.get(each.broker)
-            facts = each.host, each.ray_node, each.memory_bytes, self._known.homes[each.ray_node].directory
+            facts = each.host, each.ray_node, each.memory_bytes, self._census.homes[each.ray_node].directory
             if row is None or (row.host, row.ray_node, row.memory_bytes, row.directory) != facts:
                 await self.change(PutBroker(each.broker, *facts))
-        for broker in self._draining - self._known.current.keys():
+        for broker in self._draining - self._census.current.keys():
             if broker not in self._coordinators.values():
                 await self.change(ForgetBroker(broker))  # void as long as it has anything
         if alive != self._told_brokers and not self._expects_more():
@@ -363,8 +275,8 @@ class Keeper:
     def _alive(self) -> list[AliveBroker]:
         found: list[AliveBroker] = []
         disks = self._scout.disks
-        for broker, node_id in sorted(self._known.current.items()):
-            home = self._known.homes[node_id]
+        for broker, node_id in sorted(self._census.current.items()):
+            home = self._census.homes[node_id]
             coordinators = sum(each == broker for each in self._coordinators.values())
             found.append(
                 AliveBroker(
@@ -374,25 +286,22 @@ class Keeper:
                     home.memory_bytes,
                     coordinators,
                     draining=broker in self._draining,
-                    rack=self._known.racks.get(node_id, ""),
+                    rack=self._census.racks.get(node_id, ""),
                     disk_bytes=disks[broker].total_bytes if broker in disks else 0,
                     disk_free_bytes=disks[broker].free_bytes if broker in disks else 0,
-                    leaving=node_id in self._known.leaving,
+                    leaving=node_id in self._census.leaving,
                 )
             )
         return found
 
     def _expects_more(self) -> bool:
         """At the beginning all nodes are new: the first topic should not go to the one that answers first."""
-        return self._told_brokers is None and any(
-            key in self._asked_since_s and time.monotonic() - self._asked_since_s[key] < _FIRST_LOOK_S
-            for key in self._steps
-        )
+        return self._told_brokers is None and self._census.expects(self._steps)
 
     def _misses_some(self, view: ClusterView) -> bool:
         """After a start of everything, brokers come one by one: one that is on its way may be the better place."""
         leads_s = 0.0 if self._leads_since_s is None else time.monotonic() - self._leads_since_s
-        missing = view.brokers.keys() - self._known.current.keys()
+        missing = view.brokers.keys() - self._census.current.keys()
         return bool(missing) and leads_s < self._settings.cluster.broker_wait_ms / 1000
 
     # -- groups that expired -------------------------------------------------------------------
@@ -430,7 +339,8 @@ class Keeper:
                 self._manifest.cluster_id, voters, True, view.members_version, view.members.epoch
             )
         if self._manifest.version > self._spec.cluster.version:
-            for node_id in self._known.current.values():
+            self._told = {node: told for node, told in self._told.items() if node in self._census.racks}
+            for node_id in self._census.current.values():
                 if self._told.get(node_id) != self._manifest:
                     self.begin(("tell", node_id), self._tell(node_id, self._manifest))
 
@@ -525,13 +435,13 @@ class Keeper:
         partitions = {
             partition.group_id: (info, partition) for info in view.topics.values() for partition in info.partitions
         }
-        for step in plan(Picture(self._known.current, actors, wanted, doomed, behind, busy)):
+        for step in plan(Picture(self._census.current, actors, wanted, doomed, behind, busy)):
             key = step.group_id if isinstance(step, Configure) else step.key
             self.begin(key, self._take(step, partitions))
 
     def _look_at_actors(self) -> dict[ReplicaKey, str | None]:
         """Of this cluster's, by name. Asks Ray, so it is not for the event loop."""
-        places, namespace = self._known.places, self._settings.namespace
+        places, namespace = self._places, self._settings.namespace
         names = {name for name in nodes.found_actors(namespace) if name.startswith(PREFIX)}
         for name in places.keys() - names:
             del places[name]
@@ -586,8 +496,8 @@ class Keeper:
     async def _start(
         self, key: ReplicaKey, broker: str, create: bool, partitions: Mapping[str, tuple[TopicInfo, PartitionInfo]]
     ) -> None:
-        node_id = self._known.current[broker]
-        home = self._known.homes[node_id]
+        node_id = self._census.current[broker]
+        home = self._census.homes[node_id]
         start: Callable[[], Any]
         if key.group_id == COORDINATOR:
             coordinator = CoordinatorSpec(
@@ -621,7 +531,7 @@ class Keeper:
         async with self._starting.setdefault(home.host, asyncio.Semaphore(self._settings.cluster.starts_at_once)):
             _log.info("starting %s %s on %s%s", *key, broker, ", new" if create else "")
             handle: Any = await asyncio.to_thread(start)
-            self._known.places[actor_name(*key)] = node_id
+            self._places[actor_name(*key)] = node_id
             if create:
                 await self._answered(handle.address.remote())
                 self._made.add(key)
@@ -661,12 +571,12 @@ class Keeper:
             except ValueError:
                 break
             await asyncio.sleep(_FREE_NAME_AGAIN_S)
-        self._known.places.pop(actor_name(*key), None)
+        self._places.pop(actor_name(*key), None)
 
     async def _remove(self, key: ReplicaKey, broker: str) -> None:
         await self._end(key, close=True)
-        ray_node = self._known.current[broker]
-        directory = self._settings.data_dir / self._known.homes[ray_node].directory
+        ray_node = self._census.current[broker]
+        directory = self._settings.data_dir / self._census.homes[ray_node].directory
         recovery = self._recoveries.get(key.group_id)
         keep = recovery is not None and key.replica_id in dict(recovery.abandoned)
         ref = await asyncio.to_thread(nodes.erase_at, ray_node, directory, *key, keep=keep)

@@ -36,13 +36,13 @@ def test_a_broker_stays_on_its_coordinators_node_whoever_is_found_first(
         spec = CoordinatorSpec(COORDINATOR, ReplicaId("c1"), Settings(data_dir=tmp_path), cluster=CLUSTER)
         keeper = Keeper(spec)
         keeper.runs_on("n1")
-        known = keeper._known
+        known = keeper._census
         known.homes = {"n2": home("n2"), **known.homes}  # another one is identified before
         for _ in range(2):
-            known.current = await keeper._current_nodes(alive("n1", "n2"))
+            known.current = await known._current_nodes(alive("n1", "n2"))
             assert known.current == {"b": "n1"}
         del known.homes["n1"]  # it died
-        assert await keeper._current_nodes(alive("n2")) == {"b": "n2"}
+        assert await known._current_nodes(alive("n2")) == {"b": "n2"}
 
     with caplog.at_level(logging.WARNING):
         asyncio.run(look())
