@@ -241,7 +241,8 @@ function DeadLetters(props: { queue: string; total: number; jobs: DeadJob[]; cha
           {open.history?.map((each, number, all) => (
             <details key={`${each.time_ms} ${each.kind}`} open={number === all.length - 1}>
               <summary>
-                {time(each.time_ms)} · {each.kind} · {each.worker} · {each.reason}
+                {time(each.time_ms)} · {each.kind} · <span title={each.worker}>{shortened(each.worker)}</span> ·{" "}
+                {each.reason}
               </summary>
               {each.traceback && <pre>{each.traceback}</pre>}
             </details>
@@ -263,4 +264,9 @@ function DeadLetters(props: { queue: string; total: number; jobs: DeadJob[]; cha
       )}
     </Card>
   );
+}
+
+/** A worker's name, as far as it tells it from others. All of it is in its title. */
+function shortened(worker: string): string {
+  return worker.length > 24 ? `${worker.slice(0, 12)}…` : worker;
 }
