@@ -8,16 +8,18 @@ overload spells the options out.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import uuid
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from typing_extensions import Unpack, overload
 
 from rayqueue.client.admin import Admin, TopicDescription
 from rayqueue.client.arguments import check_topics, chosen, explained, with_given
-from rayqueue.client.twins import awaiting, blocking
+from rayqueue.client.twins import awaiting, beside, blocking
 from rayqueue.config import ConsumerSettings, ProducerSettings
-from rayqueue.protocol.topics import TopicSettings, declared
+from rayqueue.errors import InvalidInputError
+from rayqueue.protocol.topics import TopicSettings, check_name, declared
 from rayqueue.records import KeyT, ValueT
 from rayqueue.values import SERIALIZERS, Deserializer, Model, Name, Serializer
 
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
     from rayqueue.client.consumer.poll import Listener
     from rayqueue.client.handle import RayQueue
     from rayqueue.client.options import ConsumerOptions, ProducerOptions
+    from rayqueue.client.process.handle import Processing
     from rayqueue.client.producer.partitioners import CustomPartitioner
     from rayqueue.client.producer.producer import Producer
     from rayqueue.client.producer.topic import Topic
@@ -66,6 +69,8 @@ class Factories:
         acks: Literal["all", "leader", "none"] | None = None,
         compression: Literal["none", "lz4", "zstd"] | None = None,
         partitioner: Literal["consistent", "murmur2", "roundrobin", "sticky"] | CustomPartitioner | None = None,
+        transactional_id: str | None = None,
+        transaction_timeout_ms: int | None = None,
     ) -> Producer[ValueT, KeyT]: ...
     @overload
     def producer(
@@ -105,6 +110,9 @@ class Factories:
         Values are bytes; or objects of ``model``, or whatever ``value_serializer`` makes bytes of: a name ("str",
         "json", "msgpack"), a form of ``rayqueue.values``, a model's class or a function. ``key_serializer`` is the same
         for keys.
+
+        With ``transactional_id`` it sends in transactions only (``Producer.transaction``). There is one producer of
+        each id: a newer one fences the one before, so the name stays with the work, not with the process.
         """
         await self._connection()
         options = chosen(options)
@@ -137,6 +145,7 @@ class Factories:
         instance: str | None = None,
         client: str | None = None,
         pin: bool = False,
+        isolation: Literal["read_committed", "read_uncommitted"] | None = None,
         fetch_bytes: int | None = None,
         fetch_wait_ms: int | None = None,
         prefetch_bytes: int | None = None,
@@ -190,6 +199,9 @@ class Factories:
         ``partitions=`` just these. Values are bytes; or objects of ``model``, or what ``value_deserializer`` makes of
         them: a name ("str", "json", "msgpack"), a form of ``rayqueue.values``, a model's class or a function.
         ``key_deserializer`` is the same for keys. What cannot be read goes the way that ``on_corrupt`` says.
+
+        ``isolation="read_committed"``: of transactions, only what is committed; the default with
+        ``delivery="exactly_once"``, whose positions are committed in transactions (``Transaction.commit_offsets``).
         """
         from rayqueue.client.consumer.consumer import Consumer, opened
 
@@ -288,3 +300,63 @@ class Factories:
         return made
 
     queue_async = awaiting(queue)
+
+    # -- read, process, write --------------------------------------------------------------
+
+    @blocking
+    async def process(
+        self,
+        source: str | Sequence[str],
+        sink: str | None,
+        function: Callable[..., Any],
+        *,
+        group: str,
+        batch: int = 500,
+        workers: int = 0,
+        retries: int = 3,
+        retry_backoff_ms: int = 100,
+        dead_letters: str | None = None,
+        state: str | None = None,
+        transaction_timeout_ms: int = 30_000,
+        idle_ms: int | None = None,
+        ray_options: Mapping[str, Any] | None = None,
+    ) -> Processing:
+        """Put every record of ``source`` through ``function``, once, and its results into ``sink``. In the background.
+
+        ``function(record)`` returns None, bytes, a ``Result`` (of which the topic may be another one), or a list of
+        them; it may be a coroutine. Up to ``batch`` records, their results and the group's positions are one
+        transaction. A function that raises is called ``retries`` times more; then the record goes to the topic
+        ``dead_letters``, or without one the loop ends with the error.
+
+        ``workers``: so many Ray actors, made with ``ray_options``, which Ray restarts wherever they die; 0: a thread
+        of this process. They end by ``stop`` of what this returns, or after ``idle_ms`` without records.
+
+        ``state``: a topic with as many partitions as the source. ``function(record, state)`` has a mapping of bytes
+        to bytes, of the record's partition, that is committed with the results and is there again after a restart.
+
+        >>> with rq.process("orders", "invoices", lambda record: b"to pay: " + record.value, group="billing") as run:
+        ...     run.wait(timeout_ms=1000)
+        """
+        from rayqueue.client.process.handle import LocalWorker, Processing, RayWorkers, check
+        from rayqueue.client.process.loop import ProcessSettings
+
+        settings = ProcessSettings(
+            check_topics((source,)),
+            *(sink, check_name("group", group), batch, retries, retry_backoff_ms, dead_letters, state),
+            *(transaction_timeout_ms, idle_ms, uuid.uuid4().hex[:12]),
+        )
+        check(settings, function, workers)
+        rq = cast("RayQueue", self)
+        await self._connection()
+        infos = [await rq._admin(Admin.topic, name) for name in (*settings.sources, sink, dead_letters, state) if name]
+        if state is not None and len(infos[-1].partitions) < len(infos[0].partitions):
+            raise InvalidInputError(
+                f"the state of {settings.sources[0]}, {state}, has {len(infos[-1].partitions)} partitions, and needs "
+                f"{len(infos[0].partitions)}"
+            )
+        if workers == 0:
+            return Processing(LocalWorker(rq, settings, function), settings)
+        made = await beside(RayWorkers, rq, settings, function, workers, dict(ray_options or {}))
+        return Processing(made, settings)
+
+    process_async = awaiting(process)

@@ -19,13 +19,14 @@ import ray
 from typing_extensions import ParamSpec
 
 from rayqueue.client.admin import Admin, GroupDescription, forget_group
-from rayqueue.client.arguments import UNCHANGED, check_whole, explained, with_given
+from rayqueue.client.arguments import UNCHANGED, check_text, check_whole, explained, with_given
 from rayqueue.client.factories import Factories
 from rayqueue.client.group_reset import GroupReset, Target, reset_group
 from rayqueue.client.io import IoThread
 from rayqueue.client.joining import current_ray, find_ray, join_ray
 from rayqueue.client.leaders import transfer_leader
 from rayqueue.client.lifecycle import stop_cluster
+from rayqueue.client.open_transactions import abort_transaction, list_transactions
 from rayqueue.client.readiness import Progress
 from rayqueue.client.rebalancing import JoinStatus, RebalancePlan, RebalanceProgress, joins_of, progress_of
 from rayqueue.client.recovery import PartitionRecovery
@@ -37,6 +38,7 @@ from rayqueue.config import Settings
 from rayqueue.errors import ClosedError, ClusterNotFoundError
 from rayqueue.protocol.calls import ClusterInfo, EventInfo, GroupInfo, MoveInfo
 from rayqueue.protocol.topics import TopicInfo, TopicSettings, check_name, declared
+from rayqueue.protocol.transactions import TransactionInfo
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -260,6 +262,27 @@ class RayQueue(Factories, Twin):
         return await self._admin(lambda admin: forget_group(admin.routes, check_name("group", name)))
 
     delete_group_async = awaiting(delete_group)
+
+    @blocking
+    async def transactions(self) -> list[TransactionInfo]:
+        """All transactional ids, and what each has open: since when, whose, and in which partitions."""
+        shared = await self._connection()
+        return await in_io(shared.io, list_transactions(shared.routes))
+
+    transactions_async = awaiting(transactions)
+
+    @blocking
+    async def abort_transaction(self, transactional_id: str) -> bool:
+        """Abort what this id has open: nothing of it will be seen. Its producer is told, and may begin another one.
+
+        False if that had ended already. ``UnknownTransactionError`` if there is no such id.
+        """
+        shared = await self._connection()
+        return await in_io(
+            shared.io, abort_transaction(shared.routes, check_text("transactional_id", transactional_id))
+        )
+
+    abort_transaction_async = awaiting(abort_transaction)
 
     @blocking
     async def reset_group(

@@ -29,6 +29,8 @@ class ProducerOptions(TypedDict, total=False):
     acks: Literal["all", "leader", "none"] | None
     compression: Literal["none", "lz4", "zstd"] | None
     partitioner: Literal["consistent", "murmur2", "roundrobin", "sticky"] | CustomPartitioner | None
+    transactional_id: str | None
+    transaction_timeout_ms: int | None
 
 
 class ConsumerOptions(TypedDict, total=False):
@@ -42,6 +44,7 @@ class ConsumerOptions(TypedDict, total=False):
     instance: str | None
     client: str | None
     pin: bool
+    isolation: Literal["read_committed", "read_uncommitted"] | None
     fetch_bytes: int | None
     fetch_wait_ms: int | None
     prefetch_bytes: int | None

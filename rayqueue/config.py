@@ -319,6 +319,9 @@ class ProducerSettings(Section):
     partitioner: str = Field(
         default="consistent", description="consistent, murmur2, roundrobin or sticky: which partition a record goes to"
     )
+    transaction_timeout_ms: Positive = Field(
+        default=60_000, description="a transaction that is open for longer is aborted, whatever became of its producer"
+    )
 
 
 class ConsumerSettings(Section):

@@ -26,7 +26,7 @@ from rayqueue.errors import (
     RayQueueError,
 )
 from rayqueue.protocol.calls import Grant
-from rayqueue.protocol.data import Cursor, FetchAnswer, FetchRequest
+from rayqueue.protocol.data import READ_COMMITTED, Cursor, FetchAnswer, FetchRequest
 from rayqueue.protocol.topics import TopicPartition
 from rayqueue.records.header import LANE_AT
 
@@ -62,6 +62,8 @@ class AssignedPartition:
     """Why nothing more comes. A seek repairs it."""
     sent: dict[int, int] = field(default_factory=dict)
     """The newest vector that was committed, whatever the partition made of it."""
+    origin: dict[int, int] = field(default_factory=dict)
+    """Where this reader has begun, has gone to on purpose, or has committed by a transaction."""
     rewind: bool = False
     """The reader went back on purpose, and its next commit must."""
 
@@ -112,6 +114,7 @@ class AssignedPartition:
     def begin(self, offsets: Mapping[int, int], committed: Mapping[int, int]) -> None:
         """Where the first fetch starts, for each lane, and what the partition has from earlier."""
         self.lanes = tuple(Lane(number, offsets[number]) for number in sorted(offsets))
+        self.origin = dict(offsets)
         self.sent = dict(committed)
 
     def seek(self, offsets: Mapping[int, int]) -> int:
@@ -121,6 +124,7 @@ class AssignedPartition:
             lane = self.lanes[number]
             self.rewind |= offset < lane.committable
             freed_bytes += lane.seek(offset)
+        self.origin |= offsets
         self._new_epoch()
         self.error = None
         self.buffered_bytes -= freed_bytes
@@ -145,7 +149,7 @@ class AssignedPartition:
 
     # -- fetching --------------------------------------------------------------------
 
-    def plan(self, *, room: bool, max_bytes: int, max_wait_ms: int) -> Plan | None:
+    def plan(self, *, room: bool, max_bytes: int, max_wait_ms: int, flags: int = 0) -> Plan | None:
         """The next fetch, of all lanes that none is under way for. Without ``room``: of those above what waits."""
         if not self.lanes or self.paused or self.letting_go or self.error is not None:
             return None
@@ -158,7 +162,7 @@ class AssignedPartition:
         if not cursors:
             return None
         self.in_flight.update(cursor.lane for cursor in cursors)
-        return Plan(self.epoch, FetchRequest(cursors, max_bytes, max_wait_ms))
+        return Plan(self.epoch, FetchRequest(cursors, max_bytes, max_wait_ms, flags))
 
     def ended(self, plan: Plan) -> None:
         """The fetch is not under way any more, answered or not."""
@@ -170,6 +174,7 @@ class AssignedPartition:
         if plan.epoch != self.epoch:
             return []
         asked = {cursor.lane for cursor in plan.request.cursors}
+        stable = bool(plan.request.flags & READ_COMMITTED)
         grown: list[Lane] = []
         lowest, edge = -1, answer.high_watermark
         for base, count, payload in answer.batches:
@@ -177,7 +182,7 @@ class AssignedPartition:
             if number not in asked:
                 raise InvariantBrokenError(f"a fetch of lanes {sorted(asked)} was answered with lane {number}")
             lane = self.lanes[number]
-            if len(self.lanes) == 1 and base > lane.cursor:
+            if len(self.lanes) == 1 and base > lane.cursor and not stable:
                 raise InvariantBrokenError(
                     f"{self.partition} answered with offset {base} where {lane.cursor} comes next", offset=base
                 )
@@ -187,9 +192,14 @@ class AssignedPartition:
                 if not grown or grown[-1] is not lane:
                     grown.append(lane)
             lowest, edge = (number, base + count) if lowest < 0 else (min(lowest, number), max(edge, base + count))
+        if stable:
+            # Each lane has its own last stable offset, and what was aborted is passed over: the partition says where.
+            for number, offset in answer.cursors:
+                if number in asked:
+                    self.lanes[number].passed(offset)
         # A partition answers with a lower lane, or with nothing, only if the lanes above it have no more. So much
         # is sure up to the last offset that it showed.
-        if len(self.lanes) > 1:
+        elif len(self.lanes) > 1:
             for number in asked:
                 if number > lowest:
                     self.lanes[number].passed(edge)

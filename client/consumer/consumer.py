@@ -12,7 +12,8 @@ its own.
 What was handed out counts as done when the application asks for more, or leaves
 the ``with`` block without an error, and is committed in the background
 (``auto_commit``) or by ``commit``. From the first ``ack`` on only the records
-that are acknowledged count. ``at_most_once`` commits before it hands out.
+that are acknowledged count. ``at_most_once`` commits before it hands out, and
+``exactly_once`` only in transactions of a producer (``tx.commit_offsets``).
 
 ``close`` says nothing about what was handed out last: it may come from another
 thread, or from a signal handler, while the application is at work with it.
@@ -202,6 +203,8 @@ class Consumer(Twin, Generic[ValueT, KeyT]):
         self._check_open()
         if self._options.group is None:
             raise InvalidInputError("a consumer without a group has nowhere to commit: give group=")
+        if self._options.exactly_once:
+            raise InvalidInputError("delivery='exactly_once' commits by transactions: tx.commit_offsets(consumer)")
         if offsets is not None:
             vectors: dict[AssignedPartition, Mapping[int, int]] = {}
             for partition, given in offsets.items():
@@ -212,6 +215,29 @@ class Consumer(Twin, Generic[ValueT, KeyT]):
             return self._core.commit(vectors, rewind=rewind)
         self._sub.ack_handed()
         return self._commit_handed()
+
+    def _staged_by_transactions(self) -> ConsumerTasks:
+        """All that was handed out is done, and goes with a transaction. In the application's thread."""
+        self._check_open()
+        if not self._options.exactly_once:
+            raise InvalidInputError(
+                "a transaction commits offsets of consumers with delivery='exactly_once', which do not commit by "
+                "themselves"
+            )
+        self._sub.ack_handed()
+        return self._core
+
+    @blocking
+    async def rewind(self) -> None:
+        """Go back to behind what transactions have committed, or to where reading began: the rest comes again.
+
+        For ``delivery="exactly_once"``, after an exception in a transaction that had not got to ``commit_offsets``.
+        """
+        async with _Call(self):
+            self._check_open()
+            self._core.rewind()
+
+    rewind_async = awaiting(rewind)
 
     async def _commit_handed(self) -> None:
         """In the I/O thread, where partitions are lost, so that none can be lost unseen on the way to its commit."""

@@ -34,7 +34,7 @@ from rayqueue.net.backoff import Backoff
 from rayqueue.net.interfaces import Routes, ask, same_topic
 from rayqueue.net.requests import once
 from rayqueue.net.scan import fetch
-from rayqueue.protocol.calls import Bounds, GetBounds, Position
+from rayqueue.protocol.calls import Bounds, GetBounds, Position, end_of
 
 _log = logging.getLogger(__name__)
 
@@ -46,13 +46,21 @@ class Fetcher:
     """``start`` and ``stop`` per partition; ``kick`` when something may be asked for that was not before."""
 
     def __init__(
-        self, subscription: Subscription, routes: Routes, settings: Settings, rng: Random, *, grouped: bool = False
+        self,
+        subscription: Subscription,
+        routes: Routes,
+        settings: Settings,
+        rng: Random,
+        *,
+        grouped: bool = False,
+        committed: bool = False,
     ) -> None:
         self._subscription = subscription
         self._routes = routes
         self._settings = settings
         self._rng = rng
         self._grouped = grouped
+        self._committed = committed
         self._tasks: dict[AssignedPartition, set[asyncio.Task[None]]] = {}
         self._failing: dict[AssignedPartition, Backoff] = {}
         self.on_topic_gone: Callable[[AssignedPartition, RayQueueError], None] = subscription.failed
@@ -73,7 +81,8 @@ class Fetcher:
         if len(offsets) < len(lanes):
             bounds: Bounds = await ask(self._routes, assigned.partition, GetBounds(), topic_id=assigned.topic_id)
             # A lane without a position beside one that has: the group was here, and must not miss what came since.
-            offset = bounds.end if policy == "latest" and not offsets else bounds.start
+            latest = policy == "latest" and not offsets
+            offset = end_of(bounds, committed=self._committed) if latest else bounds.start
             offsets = {lane: offsets.get(lane, offset) for lane in lanes}
         self._subscription.begin(assigned, offsets, committed)
         if policy == "error" and not committed:

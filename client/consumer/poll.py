@@ -331,8 +331,11 @@ class Polling:
             self._revoking = change, commit
         elif change.kind is ChangeKind.REVOKED:
             await self._revoked(change)
+            if self._options.exactly_once:
+                sub.forfeit(change.partitions)
         else:
-            sub.take_forfeited()
+            if not self._options.exactly_once:  # else the transaction must know, whoever else does
+                sub.take_forfeited()
             partitions = [assigned for assigned in change.partitions if assigned.shown]
             if partitions and listener is not None:
                 await calling(listener.lost(names_of(partitions)))

@@ -19,6 +19,7 @@ from rayqueue.client.consumer.commits import Commits
 from rayqueue.client.consumer.fetcher import Fetcher
 from rayqueue.client.consumer.group import GroupMembership, LastPoll
 from rayqueue.client.consumer.manual import ManualPartitions
+from rayqueue.client.consumer.staging import Staging
 from rayqueue.client.consumer.subscription import Subscription
 from rayqueue.client.consumer.wanted import Options
 from rayqueue.client.wakeup import Wakeup
@@ -28,8 +29,8 @@ from rayqueue.net.backoff import Retry
 from rayqueue.net.interfaces import Routes, ask
 from rayqueue.net.requests import request
 from rayqueue.net.scan import fetch
-from rayqueue.protocol.calls import Bounds, FindOffset, GetBounds, GetLag, Lag
-from rayqueue.protocol.data import ANY_LANE, Cursor, FetchAnswer, FetchRequest
+from rayqueue.protocol.calls import Bounds, FindOffset, GetBounds, GetLag, Lag, end_of
+from rayqueue.protocol.data import ANY_LANE, READ_COMMITTED, Cursor, FetchAnswer, FetchRequest
 from rayqueue.protocol.topics import TopicPartition
 from rayqueue.records import Record, RecordBatch
 
@@ -47,7 +48,9 @@ class ConsumerTasks:
     def __init__(self, routes: Routes, loop: asyncio.AbstractEventLoop, settings: Settings, options: Options) -> None:
         self.options = options
         self.bell = Wakeup()
-        self.subscription = Subscription(settings.consumer, explicit=options.by_record)
+        self.subscription = Subscription(
+            settings.consumer, explicit=options.by_record, committed=options.reads_committed
+        )
         self.last_poll = LastPoll(time.monotonic())
         self.started = False
         self.closed = False
@@ -55,7 +58,9 @@ class ConsumerTasks:
         self._loop = loop
         self._settings = settings
         self._rng = Random()  # noqa: S311 - names and jitter, no secrets
-        self._fetcher = Fetcher(self.subscription, routes, settings, self._rng, grouped=self.managed)
+        self._fetcher = Fetcher(
+            self.subscription, routes, settings, self._rng, grouped=self.managed, committed=options.reads_committed
+        )
         self.commits = Commits(options.group, self.subscription, routes) if options.group else None
         self._membership: GroupMembership | None = None
         self._manual: ManualPartitions | None = None
@@ -158,6 +163,17 @@ class ConsumerTasks:
             return
         await asyncio.gather(*(commits.commit(assigned, vector, rewind=rewind) for assigned, vector in offsets.items()))
 
+    # -- transactions ------------------------------------------------------------------------
+
+    def staging(self) -> Staging:
+        """What a transaction is to commit: all that was handed out."""
+        assert self.options.group is not None  # noqa: S101  # exactly_once has one
+        return Staging(self.options.group, self.subscription)
+
+    def rewind(self) -> None:
+        """A transaction was aborted: what it has read comes again."""
+        self.subscription.rewind()
+
     def _assigned(self) -> list[AssignedPartition]:
         with self.subscription.lock:
             return list(self.subscription.assigned.values())
@@ -181,7 +197,10 @@ class ConsumerTasks:
         if not isinstance(place, str):
             return await self._find(assigned.partition, assigned.topic_id, place)
         bounds = await self._bounds(assigned.partition, assigned.topic_id)
-        return bounds.start if place == "start" else bounds.end
+        return bounds.start if place == "start" else self._end(bounds)
+
+    def _end(self, bounds: Bounds) -> int:
+        return end_of(bounds, committed=self.options.reads_committed)
 
     async def _bounds(self, partition: TopicPartition, topic_id: int | None) -> Bounds:
         found: Bounds = await ask(self._routes, partition, GetBounds(), topic_id=topic_id)
@@ -214,14 +233,14 @@ class ConsumerTasks:
         topic_id = self._topic_id(partition)
         if self.options.group is not None:
             lag: Lag = await ask(self._routes, partition, GetLag(group=self.options.group), topic_id=topic_id)
-            return lag.records
+            return lag.records - (lag.unstable if self.options.reads_committed else 0)
         bounds = await self._bounds(partition, topic_id)
         with self.subscription.lock:
             assigned = self.subscription.assigned.get(partition)
             position = (
                 min(assigned.positions().values(), default=bounds.start) if assigned is not None else bounds.start
             )
-        return max(0, bounds.end - max(position, bounds.start))
+        return max(0, self._end(bounds) - max(position, bounds.start))
 
     async def peek(
         self, partition: TopicPartition, offset: int | None, timestamp_ms: int | None, most: int
@@ -244,7 +263,8 @@ class ConsumerTasks:
         found: list[Record] = []
         while len(found) < most:
             answer = await self._batches(partition, topic_id, offset)
-            if not answer.batches:
+            behind = max((cursor.offset for cursor in answer.cursors), default=offset)
+            if not answer.batches and behind <= offset:
                 break
             for base, count, payload in answer.batches:
                 records = RecordBatch.decode(payload, base_offset=base).records(partition.topic, partition.partition)
@@ -252,12 +272,14 @@ class ConsumerTasks:
                 offset = base + count
                 if len(found) >= most:
                     break
+            offset = max(offset, behind)
         return found
 
     async def _batches(self, partition: TopicPartition, topic_id: int, offset: int) -> FetchAnswer:
         """Batches from ``offset`` on, in the order of the log."""
         client = self._settings.client
-        wanted = FetchRequest((Cursor(ANY_LANE, offset),), self._settings.consumer.fetch_bytes)
+        flags = READ_COMMITTED if self.options.reads_committed else 0
+        wanted = FetchRequest((Cursor(ANY_LANE, offset),), self._settings.consumer.fetch_bytes, flags=flags)
         attempt = partial(fetch, wanted=wanted, patience_ms=client.call_timeout_ms)
         retry = Retry(client, self._rng, asyncio.get_running_loop().time())
         return await request(partial(self._routes.partition, partition, topic_id), attempt, retry)

@@ -28,7 +28,7 @@ from rayqueue.client.consumer.lane import Chunk, Lane
 from rayqueue.config import ConsumerSettings
 from rayqueue.errors import RayQueueError, UnreadableBatchError
 from rayqueue.net.scan import unreadable
-from rayqueue.protocol.data import FetchAnswer
+from rayqueue.protocol.data import READ_COMMITTED, FetchAnswer
 from rayqueue.protocol.topics import TopicPartition
 from rayqueue.records import Record
 
@@ -78,8 +78,10 @@ class Reading:
 class Subscription:
     """See the module's text. Methods lock by themselves unless they say otherwise."""
 
-    def __init__(self, settings: ConsumerSettings, *, explicit: bool = False) -> None:
+    def __init__(self, settings: ConsumerSettings, *, explicit: bool = False, committed: bool = False) -> None:
+        """``committed``: of transactions, only what is committed is fetched."""
         self.lock = threading.Lock()
+        self._flags = READ_COMMITTED if committed else 0
         self.assigned: dict[TopicPartition, AssignedPartition] = {}
         self.changes: deque[Change] = deque()
         self.deleted: deque[str] = deque()
@@ -137,13 +139,21 @@ class Subscription:
             self.changes.append(change)
             self.stamp += 1
             if kind is ChangeKind.LOST and not deleted:
-                # What the application works on now is not due yet, and it may be about to commit it.
-                self.forfeited.update(
-                    assigned.partition
-                    for assigned in change.partitions
-                    if assigned.due() is not None or not (self.explicit or assigned.settled)
-                )
+                self._forfeit(change.partitions)
         self.on_data()
+
+    def forfeit(self, partitions: Iterable[AssignedPartition]) -> None:
+        """These are given up with what was handed out and not committed."""
+        with self.lock:
+            self._forfeit(partitions)
+
+    def _forfeit(self, partitions: Iterable[AssignedPartition]) -> None:
+        # What the application works on now is not due yet, and it may be about to commit it.
+        self.forfeited.update(
+            assigned.partition
+            for assigned in partitions
+            if assigned.due() is not None or not (self.explicit or assigned.settled)
+        )
 
     def take_forfeited(self) -> set[TopicPartition]:
         with self.lock:
@@ -164,7 +174,7 @@ class Subscription:
             share_bytes = settings.prefetch_bytes // max(len(self.assigned), 1)
             max_bytes = min(settings.fetch_bytes, max(share_bytes, _LEAST_FETCH_BYTES))
             room = self.total_bytes < settings.prefetch_bytes and assigned.buffered_bytes < max(share_bytes, max_bytes)
-            plan = assigned.plan(room=room, max_bytes=max_bytes, max_wait_ms=settings.fetch_wait_ms)
+            plan = assigned.plan(room=room, max_bytes=max_bytes, max_wait_ms=settings.fetch_wait_ms, flags=self._flags)
             if not room and not assigned.paused:
                 self._held_back = True
             return plan
@@ -446,6 +456,20 @@ class Subscription:
             assigned = self.assigned[partition]
             self.total_bytes -= assigned.seek(offsets)
             self._failed.discard(assigned)
+            self.stamp += 1
+        self.on_room()
+
+    def rewind(self) -> None:
+        """Back to behind the last committed transaction, or to where reading began: what was handed out since comes
+        again. What went to another member since is read there."""
+        with self.lock:
+            self.forfeited.clear()
+            self._settle(current_done=True)
+            self._reading = None
+            for assigned in self.assigned.values():
+                if assigned.begun and not assigned.letting_go and assigned.positions() != assigned.origin:
+                    self.total_bytes -= assigned.seek(assigned.origin)
+            self._handed.clear()
             self.stamp += 1
         self.on_room()
 

@@ -41,13 +41,20 @@ class Options:
         instance: str | None = None,
         client: str | None = None,
         pin: bool = False,
+        isolation: str | None = None,
     ) -> None:
-        if delivery == "exactly_once":
-            raise InvalidInputError("delivery='exactly_once' needs transactions, which come with a later release")
-        if delivery not in ("at_least_once", "at_most_once") or ack not in ("poll", "record"):
+        if delivery not in ("at_least_once", "at_most_once", "exactly_once") or ack not in ("poll", "record"):
             raise InvalidInputError(
-                "delivery is 'at_least_once' or 'at_most_once', and ack is 'poll' or 'record', "
+                "delivery is 'at_least_once', 'at_most_once' or 'exactly_once', and ack is 'poll' or 'record', "
                 f"not {delivery!r} and {ack!r}"
+            )
+        if isolation not in (None, "read_committed", "read_uncommitted"):
+            raise InvalidInputError(
+                f"isolation is 'read_committed' or 'read_uncommitted', not {isolation!r}", option="isolation"
+            )
+        if delivery == "exactly_once" and (group is None or partitions is not None or isolation == "read_uncommitted"):
+            raise InvalidInputError(
+                "delivery='exactly_once' needs a group, whose members are fenced, and reads what is committed"
             )
         if delivery == "at_most_once" and (group is None or ack == "record"):
             raise InvalidInputError("delivery='at_most_once' needs a group to commit for, and has no use for ack")
@@ -67,8 +74,11 @@ class Options:
         self.partitions = chosen
         self.pattern = None if pattern is None else TopicPattern(pattern)
         self.at_most_once = delivery == "at_most_once"
-        self.auto_commit = auto_commit
-        self.commits_itself = auto_commit or self.at_most_once
+        self.exactly_once = delivery == "exactly_once"
+        """Positions are committed by transactions only."""
+        self.reads_committed = isolation == "read_committed" or self.exactly_once
+        self.auto_commit = auto_commit and not self.exactly_once
+        self.commits_itself = self.auto_commit or self.at_most_once
         self.by_record = ack == "record"
         self.listened = listener is not None
         self.instance = instance

@@ -16,6 +16,7 @@ clock but the one that is handed in.
   over partitions that have nothing to do and batches still fill where all are busy.
 - What failed and nobody has looked at is kept for ``flush`` and ``close``, which tell it.
 - The sender is woken when there is something to take that it does not know of, once, not for every record.
+- Between transactions (``refuse``, ``accept``) nothing is taken: a record is in one of them, or its ``send`` raises.
 """
 
 from __future__ import annotations
@@ -208,6 +209,7 @@ class Accumulator:
         linger_ms: int,
         delivery_timeout_ms: int,
         compression: Compression = Compression.NONE,
+        transactional: bool = False,
         clock_s: Callable[[], float],
         wake: Wake,
     ) -> None:
@@ -215,13 +217,17 @@ class Accumulator:
         self.linger_s = linger_ms / 1000
         self.used_bytes = 0
         self.is_closed = False
+        """For good."""
+        self.on_failure: Callable[[RayQueueError], None] = _nothing
+        """Called, in the I/O thread, when a batch was given up."""
+        self._refusal: Callable[[], RayQueueError] | None = None
         self._batch_bytes = batch_bytes
         self._buffer_bytes = buffer_bytes
         self._timeout_s = delivery_timeout_ms / 1000
         self._compression = compression
+        self._transactional = transactional
         self._clock_s = clock_s
         self._wake = wake
-        self._forked = False
         self._serial = 0
         self._unresolved: dict[int, list[Batch]] = {}  # by serial, the oldest first; the pieces of one that was cut
         self._failed: list[tuple[Outcome, int]] = []
@@ -258,8 +264,8 @@ class Accumulator:
             used_bytes = self.used_bytes
             if used_bytes + size_bytes > self._buffer_bytes and used_bytes:
                 return None
-            if self.is_closed:
-                self.check_open()
+            if self._refusal is not None:
+                raise self._refusal()
             partition = topic.partitions[number if number >= 0 else topic.turn]
             batch = partition.open[lane]
             if number < 0 and (
@@ -354,7 +360,7 @@ class Accumulator:
     def when_space(self, lack: Lack, wake: Wake) -> None:
         """Wake the caller, once, when there is space for this and some more. At once if it is so now."""
         with self.lock:
-            if not self.is_closed and not self._has_space(lack):
+            if self._refusal is None and not self._has_space(lack):
                 self._space_waiters.append((lack, wake))
                 return
         wake()
@@ -380,11 +386,21 @@ class Accumulator:
 
     def close(self) -> None:
         """Nothing can be added any more."""
+        self.refuse(closed, for_good=True)
+
+    def refuse(self, why: Callable[[], RayQueueError], *, for_good: bool = False) -> None:
+        """Nothing can be added until ``accept``: whoever tries, or waits for space, gets this error."""
         with self.lock:
-            self.is_closed = True
+            if not self.is_closed:
+                self.is_closed, self._refusal = for_good, why
             waiters, self._space_waiters = self._space_waiters, []
         for _, wake in waiters:
             wake()
+
+    def accept(self) -> None:
+        with self.lock:
+            if not self.is_closed:
+                self._refusal = None
 
     def forget(self) -> None:
         """This process is a forked child: all that is here is sent by its parent, and nothing can be added."""
@@ -393,12 +409,12 @@ class Accumulator:
         self._unresolved, self._topics, self._signalled = {}, [], []
         self._space_waiters, self._flush_waiters = [], []
         self._failed, self._failed_more = [], 0
-        self.is_closed = self._forked = True
+        self.is_closed, self._refusal = True, lambda: forked("this producer")
 
     def check_open(self) -> None:
-        """``ClosedError``, or ``ForkedError``, unless something can be added."""
-        if self.is_closed:
-            raise forked("this producer") if self._forked else closed()
+        """``ClosedError``, ``ForkedError`` or what else is the reason, unless something can be added."""
+        if self._refusal is not None:
+            raise self._refusal()
 
     @property
     def unresolved_records(self) -> int:
@@ -453,6 +469,8 @@ class Accumulator:
                 wakes += [wake for serial, wake in self._flush_waiters if serial < oldest]
                 self._flush_waiters = [waiter for waiter in self._flush_waiters if waiter[0] >= oldest]
         batch.outcome.resolve(None if isinstance(answer, RayQueueError) else answer.base_offset, error)
+        if error is not None:
+            self.on_failure(error)
         for wake in wakes:
             wake()
 
@@ -528,6 +546,7 @@ class Accumulator:
             deadline_s=now_s + self._timeout_s,
             serial=self._serial,
             compression=self._compression,
+            transactional=self._transactional,
         )
         self._unresolved[self._serial] = [batch]
         return batch
@@ -563,6 +582,10 @@ def _has_room(topic: TopicBuffer, partition: PartitionBuffer, records: int, size
     if topic.most_records is not None and partition.records + records > topic.most_records:
         return False
     return topic.most_bytes is None or partition.size_bytes + size_bytes <= topic.most_bytes
+
+
+def _nothing(error: RayQueueError) -> None:
+    """Nobody has to be told."""
 
 
 def closed() -> ClosedError:

@@ -34,6 +34,7 @@ class Batch(Outgoing):
     opened_s: float
     serial: int
     compression: Compression = Compression.NONE
+    transactional: bool = False
 
     def __len__(self) -> int:
         return self.count or len(self.values)
@@ -54,6 +55,7 @@ class Batch(Outgoing):
             producer_id=producer_id,
             sequence=sequence,
             epoch=epoch,
+            transactional=self.transactional,
         )
         self.count = len(self.values)
         self.values, self.keys, self.headers = [], None, None
@@ -97,6 +99,7 @@ class Batch(Outgoing):
                 lane=self.lane,
                 opened_s=self.opened_s,
                 serial=self.serial,
+                transactional=self.transactional,
             )
             for start, count, outcome, payload, size in zip(
                 (0, at), (at, self.count - at), outcomes, payloads, sizes, strict=True
@@ -117,4 +120,5 @@ class Batch(Outgoing):
             producer_id=header.producer_id,
             sequence=header.sequence + start,
             epoch=header.epoch,
+            transactional=header.transactional,
         )

@@ -42,6 +42,8 @@ from rayqueue.client.producer.destination import Target, Targets
 from rayqueue.client.producer.partitioners import CustomPartitioner, check_partitioner
 from rayqueue.client.producer.send_many import MAX_TIMESTAMP, ManyRecords
 from rayqueue.client.producer.sender import Sender
+from rayqueue.client.producer.transactions.tasks import TransactionTasks
+from rayqueue.client.producer.transactions.transaction import Transaction
 from rayqueue.client.twins import Twin, awaiting, beside, blocking, in_io, part, rest, run_awaiting, run_blocking
 from rayqueue.client.wakeup import Wakeup
 from rayqueue.config import ProducerSettings
@@ -63,6 +65,7 @@ _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
 _FOREVER_S = 3600.0
+_MAX_ID = 255
 _SEND_OPTIONS = ("topic", "value", "key", "headers", "priority", "partition", "timestamp_ms", "on_delivery")
 
 OnDelivery = Callable[[Delivery], object]
@@ -75,8 +78,10 @@ class Producer(Twin, Generic[ValueT, KeyT]):
     def __init__(self, rq: Any, **options: Unpack[ProducerOptions]) -> None:
         self._rq = rq
         self._options: dict[str, Any] = dict(options)
+        self.transactional_id: str | None = self._options.get("transactional_id")
         partitioner, self.settings = _settings_of(rq.settings.producer, self._options)
         settings = self.settings
+        transactional = self.transactional_id is not None
         max_batch_bytes: int = rq.settings.log.max_batch_bytes
         batch_bytes = min(settings.batch_bytes, max_batch_bytes - BATCH_BYTES)
         self._io = rq.io
@@ -94,15 +99,34 @@ class Producer(Twin, Generic[ValueT, KeyT]):
             linger_ms=settings.linger_ms,
             delivery_timeout_ms=settings.delivery_timeout_ms,
             compression=COMPRESSIONS[settings.compression],
+            transactional=transactional,
             clock_s=time.monotonic,
             wake=wake,
         )
         make = partial(Target, partitioner=partitioner, max_batch_bytes=max_batch_bytes, accumulator=self._accumulator)
         self._targets = Targets(make)
         sender = self._sender = Sender(
-            self._accumulator, rq.routes, settings, rq.settings.client, loop=loop, targets=self._targets
+            self._accumulator,
+            rq.routes,
+            settings,
+            rq.settings.client,
+            loop=loop,
+            targets=self._targets,
+            transactional=transactional,
         )
-        self._bulk = ManyRecords(self._accumulator, batch_bytes, COMPRESSIONS[settings.compression])
+        self._transactions: TransactionTasks | None = None
+        if self.transactional_id is not None:
+            self._transactions = TransactionTasks(
+                self.transactional_id,
+                settings.transaction_timeout_ms,
+                self._accumulator,
+                sender,
+                rq.routes,
+                loop,
+            )
+        self._bulk = ManyRecords(
+            self._accumulator, batch_bytes, COMPRESSIONS[settings.compression], transactional=transactional
+        )
         self._append = self._accumulator.append
         self._leaving = weakref.finalize(self, _left, self._accumulator)
 
@@ -292,8 +316,24 @@ class Producer(Twin, Generic[ValueT, KeyT]):
                 assert full is not None  # noqa: S101  # or there would be a part
                 added = Part(failed_outcome(topic, -1 if partition is None else partition, full), 0, lack.count)
                 self._accumulator.note_failure(added.outcome, added.count)
+                if self._transactions is not None:
+                    self._transactions.lost(full)
             parts.append(added)
         return Deliveries(parts, order)
+
+    def transaction(self, *, wait_visible: bool = True) -> Transaction:
+        """A transaction, for a ``with`` or ``async with`` block: all that is sent in it is seen, or nothing ever is.
+
+        The producer needs a ``transactional_id``. ``wait_visible``: the end of the block waits until every partition
+        knows. Without it, it returns as soon as that is decided; it becomes visible a moment later by itself, and the
+        next transaction may be under way meanwhile.
+        """
+        self._refuse_in_child()
+        if self._transactions is None:
+            raise InvalidInputError(
+                "a producer needs a transactional_id for transactions: rq.producer(transactional_id=)"
+            )
+        return Transaction(self, self._transactions, self._io, visible=wait_visible)
 
     # -- waiting -------------------------------------------------------------------------
 
@@ -407,6 +447,8 @@ class Producer(Twin, Generic[ValueT, KeyT]):
         self._leaving.detach()
         if self._io.forked:
             return
+        if self._transactions is not None and self._io.usable:
+            await in_io(self._io, self._transactions.close(), finish=True)
         self._accumulator.close()
         try:
             await self._until_resolved(timeout_ms)
@@ -442,11 +484,17 @@ class Producer(Twin, Generic[ValueT, KeyT]):
             _log.error("%s", error)  # what the block has raised is not hidden by it
 
     def __reduce__(self) -> tuple[Any, ...]:
+        if self.transactional_id is not None:
+            raise InvalidInputError(
+                "a transactional producer stays in its process, for another one of the same id would fence it: pass "
+                "the RayQueue handle, and make one in the task or actor, with a transactional_id of its own"
+            )
         return _make, (type(self), self._rq, self._options)
 
     def __repr__(self) -> str:
         state = "closed" if self._accumulator.is_closed else f"{self._accumulator.used_bytes} bytes on their way"
-        return f"<Producer acks={self.settings.acks} topics={sorted(self._targets)}: {state}>"
+        name = "" if self.transactional_id is None else f" {self.transactional_id}"
+        return f"<Producer{name} acks={self.settings.acks} topics={sorted(self._targets)}: {state}>"
 
 
 def _make(kind: type[Producer[Any, Any]], rq: Any, options: dict[str, Any]) -> Producer[Any, Any]:
@@ -457,11 +505,21 @@ def _settings_of(
     defaults: ProducerSettings, options: dict[str, Any]
 ) -> tuple[str | CustomPartitioner, ProducerSettings]:
     options = dict(options)
+    transactional_id = options.pop("transactional_id", None)
     partitioner = options.pop("partitioner", defaults.partitioner)
     if not isinstance(partitioner, str) and not callable(partitioner):
         raise InvalidInputError(f"a partitioner is a name or a callable, not {partitioner!r}")
-    refuse_unknown("a producer", options, (*ProducerSettings.model_fields, *SERIALIZERS))
-    return check_partitioner(partitioner), ProducerSettings(**{**defaults.model_dump(), **options})
+    refuse_unknown("a producer", options, ("transactional_id", *ProducerSettings.model_fields, *SERIALIZERS))
+    settings = ProducerSettings(**{**defaults.model_dump(), **options})
+    if transactional_id is not None:
+        if not isinstance(transactional_id, str) or not 1 <= len(transactional_id) <= _MAX_ID:
+            raise InvalidInputError(
+                f"a transactional_id is a text of 1 to {_MAX_ID} characters, not {transactional_id!r}",
+                option="transactional_id",
+            )
+        if settings.acks != "all":
+            raise InvalidInputError(f"a transactional producer has acks='all', not {settings.acks!r}", option="acks")
+    return check_partitioner(partitioner), settings
 
 
 def _left(accumulator: Accumulator) -> None:

@@ -35,10 +35,13 @@ Step = tuple[Callable[[], Part | None], Lack]
 class ManyRecords:
     """Of one producer."""
 
-    def __init__(self, accumulator: Accumulator, batch_bytes: int, compression: Compression) -> None:
+    def __init__(
+        self, accumulator: Accumulator, batch_bytes: int, compression: Compression, *, transactional: bool = False
+    ) -> None:
         self._accumulator = accumulator
         self._batch_bytes = batch_bytes
         self._compression = compression
+        self._transactional = transactional
 
     def steps(
         self,
@@ -83,7 +86,13 @@ class ManyRecords:
     def _encoded(self, piece: ArrowColumns, lane: int) -> bytes:
         values, keys, headers, timestamps = piece[:4]
         return RecordBatch.encode_arrow(
-            values, keys, headers, timestamps=timestamps, lane=lane, compression=self._compression
+            values,
+            keys,
+            headers,
+            timestamps=timestamps,
+            lane=lane,
+            compression=self._compression,
+            transactional=self._transactional,
         )
 
 

@@ -21,12 +21,13 @@ from rayqueue.client.producer.batch import Batch
 from rayqueue.client.producer.destination import Targets
 from rayqueue.config import ClientSettings, ProducerSettings
 from rayqueue.errors import RayQueueError, TopicRecreatedError, UnknownTopicError
-from rayqueue.net.interfaces import Routes
+from rayqueue.net.interfaces import Routes, same_topic
 from rayqueue.net.write_actions import STALL_DOUBTS, Numbering, WriteLimits
 from rayqueue.net.writer import LeaderRoute, PartitionWriter
 from rayqueue.protocol.calls import NewProducerIds
 from rayqueue.protocol.frames import Kind
 from rayqueue.protocol.topics import TopicInfo, TopicPartition
+from rayqueue.protocol.transactions import Transaction
 
 _log = logging.getLogger(__name__)
 
@@ -51,6 +52,12 @@ async def take_producer_id(routes: Routes) -> int:
     return spare.pop()
 
 
+def _numbering(settings: ProducerSettings, transactional: bool) -> Numbering:
+    if transactional:
+        return Numbering.GIVEN
+    return Numbering.NONE if settings.acks == "none" else Numbering.OWN
+
+
 class Sender:
     """Sends what an accumulator has. One per producer."""
 
@@ -65,6 +72,7 @@ class Sender:
         targets: Targets | None = None,
         clock_s: Callable[[], float] = time.monotonic,
         rng: Random | None = None,
+        transactional: bool = False,
     ) -> None:
         self._loop = loop
         self._settings = settings
@@ -79,13 +87,15 @@ class Sender:
             max_bytes=settings.in_flight_bytes,
             stall_s=STALL_DOUBTS * client.doubt_ms / 1000,
             delivery_timeout_ms=settings.delivery_timeout_ms,
-            numbering=Numbering.NONE if settings.acks == "none" else Numbering.OWN,
+            numbering=_numbering(settings, transactional),
             acknowledged=settings.acks != "none",
             may_lose_tail=settings.acks == "leader",
             raises_full=settings.on_full == "raise",
         )
         self._writers: dict[PartitionBuffer, PartitionWriter[Batch]] = {}
         self._producer_id: int | None = None
+        self._transaction: Transaction | None = None
+        self._groups: dict[tuple[int, int], str] = {}  # Raft groups, by topic id and partition
         self._taking_id: asyncio.Task[int] | None = None
         self._tick_s = min(_TICK_MAX_S, max(_TICK_MIN_S, settings.delivery_timeout_ms / 1000 / _TICKS_PER_TIMEOUT))
         self._ticking = False
@@ -108,7 +118,7 @@ class Sender:
 
     def _writer(self, buffer: PartitionBuffer) -> PartitionWriter[Batch]:
         partition = TopicPartition(buffer.topic, buffer.number)
-        return PartitionWriter(
+        writer = PartitionWriter(
             str(partition),
             buffer,
             self._limits,
@@ -120,6 +130,37 @@ class Sender:
             clock_s=self._clock_s,
             rng=self._rng,
         )
+        if self._transaction is not None:
+            writer.begin(self._transaction.producer_id, self._transaction.epoch)
+        return writer
+
+    # -- transactions --------------------------------------------------------------------
+
+    def begin(self, transaction: Transaction) -> None:
+        """What is sent from now on is of this one. Nothing of the one before is left."""
+        self._transaction = transaction
+        for buffer in [each for each in self._writers if not self._is_current(each)]:
+            self._writers.pop(buffer).close()  # of a topic that is gone
+        for writer in self._writers.values():
+            writer.begin(transaction.producer_id, transaction.epoch)
+
+    def touched(self) -> dict[str, tuple[TopicPartition, int]]:
+        """The partitions that may have something of the transaction: topic, number and topic id by Raft group."""
+        return {
+            self._groups[buffer.topic_id, buffer.number]: (TopicPartition(buffer.topic, buffer.number), buffer.topic_id)
+            for buffer, writer in self._writers.items()
+            if writer.numbered
+        }
+
+    def drop(self, error: RayQueueError) -> None:
+        """Let go of all that is not acknowledged: it is resolved with this."""
+        self.wake()  # what nobody has begun to send has a writer then, too
+        for writer in self._writers.values():
+            writer.abort(error)
+
+    def _is_current(self, buffer: PartitionBuffer) -> bool:
+        target = None if self._targets is None else self._targets.get(buffer.topic)
+        return target is None or target.buffer.topic_id == buffer.topic_id
 
     def close(self) -> None:
         """Report everything that is not acknowledged yet, and stop."""
@@ -164,7 +205,10 @@ class Sender:
         try:
             if refresh:
                 self._changed(await self._routes.topic(name, refresh=True))
-            return await self._routes.partition(partition, topic_id)
+            route = await self._routes.partition(partition, topic_id)
+            info = same_topic(await self._routes.topic(name), topic_id)  # it is known by now
+            self._groups[topic_id, partition.partition] = info.partitions[partition.partition].group_id
+            return route
         except (TopicRecreatedError, UnknownTopicError):
             if self._targets is not None:
                 self._targets.gone(name, topic_id)

@@ -23,6 +23,7 @@ from rayqueue.client.consumer.consumer import Consumer
 from rayqueue.client.consumer.poll import Listener
 from rayqueue.client.producer.partitioners import CustomPartitioner
 from rayqueue.client.producer.producer import Producer
+from rayqueue.client.producer.transactions.transaction import Transaction
 from rayqueue.client.twins import Twin, awaiting, blocking, part
 from rayqueue.config import ConsumerSettings, ProducerSettings
 from rayqueue.protocol.topics import TopicPartition, check_name
@@ -65,6 +66,8 @@ class Topic(Generic[ValueT, KeyT]):
         acks: Literal["all", "leader", "none"] | None = None,
         compression: Literal["none", "lz4", "zstd"] | None = None,
         partitioner: Literal["consistent", "murmur2", "roundrobin", "sticky"] | CustomPartitioner | None = None,
+        transactional_id: str | None = None,
+        transaction_timeout_ms: int | None = None,
     ) -> TopicProducer[ValueT, KeyT]:
         """Send records to this topic."""
         forms = {"model": self._model, "key_serializer": self._key_model}
@@ -90,6 +93,7 @@ class Topic(Generic[ValueT, KeyT]):
         instance: str | None = None,
         client: str | None = None,
         pin: bool = False,
+        isolation: Literal["read_committed", "read_uncommitted"] | None = None,
         fetch_bytes: int | None = None,
         fetch_wait_ms: int | None = None,
         prefetch_bytes: int | None = None,
@@ -156,6 +160,10 @@ class TopicProducer(Twin, Generic[ValueT, KeyT]):
     send_async = _of_topic(Producer.send_async)
     send_many = _of_topic(Producer.send_many)
     send_many_async = _of_topic(Producer.send_many_async)
+
+    def transaction(self, *, wait_visible: bool = True) -> Transaction:
+        """As ``Producer.transaction``: what is sent in it names its topics, of which this may be one."""
+        return self._producer.transaction(wait_visible=wait_visible)
 
     @blocking
     async def flush(self, *, timeout_ms: int | None = None) -> None:

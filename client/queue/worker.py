@@ -101,7 +101,7 @@ class Worker:
         self._io = io
         self._routes = routes
         self._settings = settings
-        self._topic_id = info.topic_id
+        self.topic_id = info.topic_id
         self._decode = decode
         self._lease_ms = lease_ms
         self._rng = Random()  # noqa: S311  # jitter, and where to begin
@@ -271,6 +271,11 @@ class Worker:
 
     # -- the I/O thread -------------------------------------------------------------------------
 
+    def handed_over(self, number: int, token: int, offsets: Iterable[int]) -> None:
+        """A transaction has these: they are in hand no more, and nobody else's until it ends."""
+        self._leases[number].ended(token, offsets)
+        self._arm(time.monotonic())
+
     def _pump(self) -> None:
         """Do whatever there is to do now."""
         self._kicked = False
@@ -302,7 +307,7 @@ class Worker:
 
     async def _ask(self, number: int, call: Call, **patience_ms: int) -> Any:
         place = TopicPartition(self.name, number)
-        return await ask(self._routes, place, call, topic_id=self._topic_id, **patience_ms)
+        return await ask(self._routes, place, call, topic_id=self.topic_id, **patience_ms)
 
     # -- taking --------------------------------------------------------------------------------
 
@@ -360,7 +365,7 @@ class Worker:
             return
         self._looked_s = now_s
         try:
-            info = same_topic(await self._routes.topic(self.name, refresh=True), self._topic_id)
+            info = same_topic(await self._routes.topic(self.name, refresh=True), self.topic_id)
         except RayQueueError as error:
             _log.info("the partitions of %s were not looked up: %s", self.name, error)
             return

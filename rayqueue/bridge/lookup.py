@@ -12,7 +12,18 @@ from rayqueue.errors import InvalidInputError
 from rayqueue.net.interfaces import ask, same_topic
 from rayqueue.net.requests import gathered
 from rayqueue.net.scan import Range
-from rayqueue.protocol.calls import Bounds, Call, Commit, FindOffset, GetBounds, GetPosition, GetStatus, Pin, Position
+from rayqueue.protocol.calls import (
+    Bounds,
+    Call,
+    Commit,
+    FindOffset,
+    GetBounds,
+    GetPosition,
+    GetStatus,
+    Pin,
+    Position,
+    end_of,
+)
 from rayqueue.protocol.topics import TopicInfo, TopicPartition
 
 
@@ -23,8 +34,10 @@ class Lookup:
     ``TopicRecreatedError`` if it was deleted and another one has the name.
     """
 
-    def __init__(self, rq: RayQueue) -> None:
+    def __init__(self, rq: RayQueue, *, committed: bool = False) -> None:
+        """``committed``: for a reader of committed records, whose log ends at the last stable offset."""
         self._rq = rq
+        self._committed = committed
         self._ids: dict[str, int] = {}
 
     def topics(self, names: Sequence[str]) -> dict[str, TopicInfo]:
@@ -37,7 +50,8 @@ class Lookup:
         return found
 
     def bounds(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, Bounds]:
-        return self.ask({each: GetBounds() for each in partitions})
+        found: dict[TopicPartition, Bounds] = self.ask({each: GetBounds() for each in partitions})
+        return {each: Bounds(limits.start, end_of(limits, committed=self._committed)) for each, limits in found.items()}
 
     def find(self, times: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
         """The first record that is not older, in each."""

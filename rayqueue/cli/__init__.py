@@ -16,7 +16,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from rayqueue import __version__
-from rayqueue.cli import brokers, cluster, gateway, groups, keys, local, queues, streams, topics
+from rayqueue.cli import brokers, cluster, gateway, groups, keys, local, queues, streams, topics, transactions
 from rayqueue.cli.common import say_error
 from rayqueue.cli.consume import consume
 from rayqueue.cli.events import events
@@ -50,6 +50,7 @@ for command in (
     app.command()(command)
 app.add_typer(topics.app, name="topics")
 app.add_typer(groups.app, name="groups")
+app.add_typer(transactions.app, name="transactions")
 app.add_typer(queues.app, name="queues")
 app.add_typer(queues.dlq, name="dlq")
 app.add_typer(brokers.app, name="brokers")

@@ -69,6 +69,9 @@ def consume(
     form: Annotated[
         str | None, typer.Option("--format", help=f"Such as '{{offset}} {{key}}'; there are {', '.join(_FIELDS)}.")
     ] = None,
+    isolation: Annotated[
+        str, typer.Option(help="read_committed or read_uncommitted: of transactions what is committed, or everything.")
+    ] = "read_uncommitted",
     delimiter: Annotated[str, typer.Option(help=r"Written after each record; \0 is one byte.")] = r"\n",
     address: Address = None,
     data_dir: DataDir = None,
@@ -78,6 +81,8 @@ def consume(
     """Print records, one per line; with --json one object per line. Ctrl-C ends it, and loses nothing."""
     if start not in ("earliest", "latest"):
         raise InvalidInputError(f"--start is earliest or latest, not {start!r}")
+    if isolation not in ("read_committed", "read_uncommitted"):
+        raise InvalidInputError(f"--isolation is read_committed or read_uncommitted, not {isolation!r}")
     if group is not None and (partition or offset is not None or since is not None):
         raise InvalidInputError(
             "--partition, --offset and --time are for reading without a group; `rayqueue groups reset` moves a group"
@@ -86,18 +91,24 @@ def consume(
         raise InvalidInputError("--offset and --time: name one of them")
     shown = _shown(as_json=as_json, show_key=show_key, form=form, end=delimiter_of("--delimiter", delimiter))
     since_ms = None if since is None else milliseconds(since, time.time())
-    with connected(address, data_dir, namespace) as rq, _consumer(rq, topic, group, start, partition) as consumer:
+    with (
+        connected(address, data_dir, namespace) as rq,
+        _consumer(rq, topic, group, start, partition, isolation) as consumer,
+    ):
         _place(consumer, offset, since_ms)
         written = _write_all(consumer, shown, max_records, None if follow else wait_ms / 1000, commit=group is not None)
     if not written:
         raise typer.Exit(_BROKEN_PIPE)
 
 
-def _consumer(rq: RayQueue, topic: str, group: str | None, begin: str, partitions: list[int] | None) -> Consumer:
-    start = cast("Literal['earliest', 'latest']", begin)  # as was checked
+def _consumer(
+    rq: RayQueue, topic: str, group: str | None, begin: str, partitions: list[int] | None, isolated: str
+) -> Consumer:
+    start = cast("Literal['earliest', 'latest']", begin)  # as was checked, and the other too
+    isolation = cast("Literal['read_committed', 'read_uncommitted']", isolated)
     if partitions:
-        return rq.consumer(partitions=[(topic, each) for each in partitions], start=start)
-    return rq.consumer(topic, group=group, start=start, auto_commit=False)
+        return rq.consumer(partitions=[(topic, each) for each in partitions], start=start, isolation=isolation)
+    return rq.consumer(topic, group=group, start=start, auto_commit=False, isolation=isolation)
 
 
 def _place(consumer: Consumer, offset: int | None, since_ms: int | None) -> None:

@@ -22,7 +22,7 @@ from rayqueue.bridge.places import EARLIEST, Places, parse_places
 from rayqueue.bridge.ranges import clip, share
 from rayqueue.client.handle import RayQueue
 from rayqueue.data.plan import Plan, PlannedPart, place_of, was_here
-from rayqueue.data.source import BLOCK_RECORDS, PlaceIn, dataset_of
+from rayqueue.data.source import BLOCK_RECORDS, Isolation, PlaceIn, dataset_of, reads_committed
 from rayqueue.errors import InvalidInputError
 from rayqueue.net.scan import OnCorrupt, Range, ScanSettings
 from rayqueue.protocol.calls import Bounds
@@ -68,6 +68,7 @@ def follow_topic(
     pin: bool = False,
     fail_on_data_loss: bool = True,
     on_corrupt: OnCorrupt = "raise",
+    isolation: Isolation = "read_committed",
     max_records_per_task: int = BLOCK_RECORDS,
     place: bool = True,
     override_num_blocks: int | None = None,
@@ -84,10 +85,11 @@ def follow_topic(
     if max_records is not None and max_records < 1:
         raise InvalidInputError(f"max_records is at least 1, not {max_records}", key="max_records")
     places = parse_places("start", start, topics, EARLIEST)
-    reader = _Follower(rq, topics, group, places, fail_on_data_loss)
+    committed = reads_committed(isolation)
+    reader = _Follower(rq, topics, group, places, fail_on_data_loss, committed=committed)
     if pin:
         reader.pin()
-    scan = ScanSettings(fail_on_data_loss=fail_on_data_loss, on_corrupt=on_corrupt)
+    scan = ScanSettings(fail_on_data_loss=fail_on_data_loss, committed=committed, on_corrupt=on_corrupt)
     while (planned := reader.wait(max_records, wait_ms)) is not None:
         ranges = reader.readable(planned)
         dataset = dataset_of(
@@ -111,8 +113,17 @@ _RENEW_S = 3600.0
 class _Follower:
     """Where this run is. A part that was handed out is not handed out again in the same run, committed or not."""
 
-    def __init__(self, rq: RayQueue, topics: list[str], group: str, start: Places, fail_on_data_loss: bool) -> None:
-        self._lookup = Lookup(rq)
+    def __init__(
+        self,
+        rq: RayQueue,
+        topics: list[str],
+        group: str,
+        start: Places,
+        fail_on_data_loss: bool,
+        *,
+        committed: bool = False,
+    ) -> None:
+        self._lookup = Lookup(rq, committed=committed)
         self._topics = topics
         self._group = group
         self._start = start

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
-from typing import Any
+from typing import Any, Literal, get_args
 
 import pyarrow as pa
 import ray
@@ -30,6 +30,7 @@ from rayqueue.bridge.places import EARLIEST, LATEST, Places, parse_places
 from rayqueue.bridge.ranges import split
 from rayqueue.bridge.scan import read
 from rayqueue.client.handle import RayQueue
+from rayqueue.errors import InvalidInputError
 from rayqueue.ids import GroupId, ReplicaId
 from rayqueue.net.scan import OnCorrupt, Range, ScanSettings
 from rayqueue.protocol.topics import TopicPartition
@@ -39,6 +40,17 @@ PlaceIn = str | int | datetime | dict[Any, Any] | Places
 """earliest, latest, a time, or offsets per partition: see ``rayqueue.bridge.places``."""
 
 BLOCK_RECORDS = 1_000_000
+
+Isolation = Literal["read_committed", "read_uncommitted"]
+
+
+def reads_committed(isolation: str) -> bool:
+    """``InvalidInputError`` if it is none."""
+    if isolation not in get_args(Isolation):
+        raise InvalidInputError(
+            f"isolation is read_committed or read_uncommitted, not {isolation!r}", option="isolation"
+        )
+    return isolation == "read_committed"
 
 
 def read_topic(
@@ -52,6 +64,7 @@ def read_topic(
     max_records_per_task: int = BLOCK_RECORDS,
     fail_on_data_loss: bool = True,
     on_corrupt: OnCorrupt = "raise",
+    isolation: Isolation = "read_committed",
     place: bool = True,
     override_num_blocks: int | None = None,
     ray_remote_args: dict[str, Any] | None = None,
@@ -59,11 +72,12 @@ def read_topic(
     """The records of topics as a Dataset of all columns (``rayqueue.records.table``), or of ``columns``.
 
     ``place=False`` lets Ray choose where its tasks run. ``on_corrupt="skip"`` leaves out, and logs, batches that cannot
-    be read.
+    be read. ``isolation="read_uncommitted"`` has also what transactions have not committed, or have aborted.
     """
+    committed = reads_committed(isolation)
     topics = [topic] if isinstance(topic, str) else list(topic)
     wanted = None if partitions is None else frozenset(partitions)
-    ranges = Lookup(rq).ranges(
+    ranges = Lookup(rq, committed=committed).ranges(
         topics,
         parse_places("start", start, topics, EARLIEST),
         parse_places("end", end, topics, LATEST),
@@ -75,7 +89,7 @@ def read_topic(
         ranges,
         columns=columns,
         max_records_per_task=max_records_per_task,
-        scan=ScanSettings(fail_on_data_loss=fail_on_data_loss, on_corrupt=on_corrupt),
+        scan=ScanSettings(fail_on_data_loss=fail_on_data_loss, committed=committed, on_corrupt=on_corrupt),
         place=place,
         override_num_blocks=override_num_blocks,
         ray_remote_args=ray_remote_args,
@@ -135,7 +149,9 @@ class TopicDatasource(Datasource):
         return [self._task(each, per_task_row_limit) for each in pieces]
 
     def _task(self, piece: Range, row_limit: int | None) -> ReadTask:
-        metadata = BlockMetadata(num_rows=len(piece), size_bytes=None, exec_stats=None, input_files=None)
+        # What is left out is not known before it is read; ``count`` believes this.
+        rows = None if self._scan.committed or self._scan.on_corrupt == "skip" else len(piece)
+        metadata = BlockMetadata(num_rows=rows, size_bytes=None, exec_stats=None, input_files=None)
         read_fn = _reader(self._where, piece, self._columns, self._scan)
         return ReadTask(read_fn, metadata, schema=schema_of(self._columns), per_task_row_limit=row_limit)
 

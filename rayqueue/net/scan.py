@@ -36,7 +36,15 @@ from rayqueue.errors import (
 from rayqueue.net.backoff import Retry
 from rayqueue.net.interfaces import Route, Routes
 from rayqueue.net.requests import heard, request
-from rayqueue.protocol.data import ANY_LANE, READ_FOLLOWER, Cursor, FetchAnswer, FetchedBatch, FetchRequest
+from rayqueue.protocol.data import (
+    ANY_LANE,
+    READ_COMMITTED,
+    READ_FOLLOWER,
+    Cursor,
+    FetchAnswer,
+    FetchedBatch,
+    FetchRequest,
+)
 from rayqueue.protocol.topics import TopicPartition
 from rayqueue.records import BatchHeader
 
@@ -105,6 +113,8 @@ class ScanSettings:
     follower: bool = True
     """Read from the closest replica, not from the leader only."""
     fail_on_data_loss: bool = True
+    committed: bool = False
+    """Of transactions, only what is committed. The range ends at the last stable offset, or before it."""
     on_corrupt: OnCorrupt = "raise"
     """What becomes of a batch that cannot be read: an error with its place, or a line in the log."""
 
@@ -154,12 +164,10 @@ class Scan:
         while self._cursor < self._range.end:
             retry = Retry(self._client, self._rng, asyncio.get_running_loop().time())
             try:
-                batches = await request(self._route, self._fetch, retry)
+                batches, self._cursor = await request(self._route, self._fetch, retry)
             except OffsetOutOfRangeError as error:
                 self._out_of_range(error)
                 continue
-            last = batches[-1]
-            self._cursor = last.base_offset + last.count
             kept = [batch for batch in batches if self._in_time(batch)]
             if kept:
                 return kept
@@ -176,20 +184,23 @@ class Scan:
             raise problem from error
         _log.error("%s", problem)
 
-    async def _fetch(self, route: Route) -> Sequence[FetchedBatch]:
-        flags = READ_FOLLOWER if self._follower else 0
+    async def _fetch(self, route: Route) -> tuple[Sequence[FetchedBatch], int]:
+        """What comes next, and where to go on behind it: past what was aborted, if that is left out."""
+        flags = (READ_FOLLOWER if self._follower else 0) | (READ_COMMITTED if self._options.committed else 0)
         wanted = FetchRequest((Cursor(ANY_LANE, self._cursor),), self._fetch_bytes, _FOLLOWER_WAIT_MS, flags)
         # After a follower that hangs there must be time for the leader.
         patience_ms = self._client.call_timeout_ms // 2
         try:
-            batches = (await fetch(route, wanted, patience_ms=patience_ms, host=self._host)).batches
+            answer = await fetch(route, wanted, patience_ms=patience_ms, host=self._host)
         except OffsetOutOfRangeError:
             raise
         except RayQueueError:
             self._follower = False
             raise
-        if batches:
-            return batches
+        last = [batch.base_offset + batch.count for batch in answer.batches[-1:]]
+        cursor = max([self._cursor, *last, *(each.offset for each in answer.cursors)])
+        if cursor > self._cursor:
+            return answer.batches, cursor
         if not self._follower:
             raise OutcomeUnknownError(f"{self._range.topic_partition} does not have offset {self._cursor} yet")
         self._follower = False  # it lags; the leader has what was committed when this was planned

@@ -38,6 +38,9 @@ class Numbering(Enum):
     """By the writer, with its producer id; a new epoch when a batch is given up."""
     FIXED = "fixed"
     """By whoever made the batches. What is behind one that is given up fails with it."""
+    GIVEN = "given"
+    """By the writer, with the transaction that it was given (``begin``), from 0. What is behind one that is given up
+    fails with it, and so does the transaction."""
     NONE = "none"
     """A batch may be in the log twice; the offset of its last copy is reported."""
 

@@ -37,6 +37,11 @@ class WriteQueue:
         return self.window[0] if self.window else None
 
     @property
+    def numbered(self) -> int:
+        """Records that were numbered since the epoch began."""
+        return self._sequence
+
+    @property
     def has_room(self) -> bool:
         return len(self.window) < self._limits.max_batches and self._size_bytes < self._limits.max_bytes
 
@@ -44,7 +49,7 @@ class WriteQueue:
         """Number it."""
         assert self.producer_id is not None  # noqa: S101  # connected before
         batch.stamp(self.producer_id, self._sequence, self._epoch)
-        if self._limits.numbering is Numbering.OWN:
+        if self._limits.numbering in (Numbering.OWN, Numbering.GIVEN):
             self._sequence += len(batch)
         self.window.append(batch)
         self._size_bytes += batch.size_bytes
@@ -73,7 +78,7 @@ class WriteQueue:
             batch.attempt = 0  # an attempt under way can only come back with the gap before it
             batch.maybe_written = False
         self._held.extendleft(reversed(batches))
-        self.new_epoch = True
+        self.new_epoch = self._limits.numbering is not Numbering.GIVEN
 
     def tidy(self) -> None:
         """Drop what is settled, and what is reported and cannot be waited for. Nothing is under way.
@@ -96,6 +101,11 @@ class WriteQueue:
         self._put_back(window)
         self._held = deque(batch for batch in self._held if not batch.reported)
 
+    def begin(self, producer_id: int, epoch: int) -> None:
+        """What is added from now on is of this transaction. There is nothing."""
+        assert not len(self)  # noqa: S101  # the one before has ended
+        self.producer_id, self._epoch, self._sequence = producer_id, epoch, 0
+
     def begin_epoch(self) -> None:
         """For what is held. The window is empty."""
         held, self._held = self._held, deque()
@@ -110,7 +120,8 @@ class WriteQueue:
         every = list(self)
         self._put_back(())
         self._held.clear()
-        self.new_epoch = self.new_epoch or self._sequence > 0
+        if self._limits.numbering is not Numbering.GIVEN:
+            self.new_epoch = self.new_epoch or self._sequence > 0
         return every
 
     def _put_back(self, batches: Iterable[Outgoing]) -> None:

@@ -40,7 +40,8 @@ whose time is up but that may be written stays in the window, reported as unknow
 for as long as others behind it may be written too.
 
 Batches that were numbered by somebody else (``Numbering.FIXED``) are never numbered
-again: what is behind one that is given up fails with it. Those without a number
+again: what is behind one that is given up fails with it. The same holds for those of a
+transaction (``Numbering.GIVEN``), whose epoch is the coordinator's to give. Those without a number
 (``Numbering.NONE``) may be in the log twice: what is behind a failed one is sent
 again even if it was acknowledged, so that the last copies are in order.
 """
@@ -67,6 +68,7 @@ from rayqueue.errors import (
     ReplicaClosedError,
     SequenceExpiredError,
     SequenceGapError,
+    TransactionError,
 )
 from rayqueue.net.backoff import Backoff
 from rayqueue.net.outgoing import Outgoing
@@ -97,10 +99,18 @@ _ROOM_WAIT_MS = 5000
 
 _STORY_EVENTS = 32
 
-_NOT_WRITTEN = (NotLeaderError, ReplicaClosedError, QueueFullError, DiskFullError, ProducerError, InvalidInputError)
+_NOT_WRITTEN = (
+    NotLeaderError,
+    ReplicaClosedError,
+    QueueFullError,
+    DiskFullError,
+    ProducerError,
+    TransactionError,
+    InvalidInputError,
+)
 """Errors that say for sure that this attempt has written nothing."""
 
-_ALWAYS = {"answered", "tick", "aborted", "closed"}
+_ALWAYS = {"answered", "begun", "tick", "aborted", "closed"}
 _TAKES = {
     State.IDLE: _ALWAYS | {"wanted"},
     State.CONNECTING: _ALWAYS | {"connected", "not_connected"},
@@ -153,7 +163,18 @@ class WriteWindow:
         """Batches that were offered and are neither acknowledged nor given up."""
         return len(self._queue)
 
+    @property
+    def numbered(self) -> int:
+        """Records that were offered since ``begun``: if there are any, some may be written."""
+        return self._queue.numbered
+
     # -- events: batches -----------------------------------------------------------------
+
+    def begun(self, producer_id: int, epoch: int) -> list[Action]:
+        """A transaction; nothing of the one before is in the window."""
+        self._enter("begun", epoch)
+        self._queue.begin(producer_id, epoch)
+        return []
 
     def wanted(self, now_s: float) -> list[Action]:
         """There is something to offer."""
@@ -429,7 +450,7 @@ class WriteWindow:
 
         It has forgotten this producer, or lost what only one replica had acknowledged, or does not know its log yet.
         """
-        if self._limits.numbering is Numbering.FIXED:
+        if self._limits.numbering is not Numbering.OWN:
             if self._limits.refuse_forgotten and error.details.get("expected") == 0:
                 self._give_up(batch, error)
                 return

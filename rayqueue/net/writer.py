@@ -17,7 +17,7 @@ from random import Random
 from typing import Any, Generic, Protocol, TypeVar
 
 from rayqueue.config import ClientSettings
-from rayqueue.errors import ClosedError, NotLeaderError, OutcomeUnknownError, RayQueueError
+from rayqueue.errors import ClosedError, NotLeaderError, OutcomeUnknownError, RayQueueError, TransactionAbortedError
 from rayqueue.net.backoff import Backoff
 from rayqueue.net.outgoing import Outgoing
 from rayqueue.net.requests import in_time
@@ -155,6 +155,21 @@ class PartitionWriter(Generic[_B]):
         """Report what is too late; doubt a leader that has been silent for long."""
         self._do(self._window.tick(now_s, self._source.expired(now_s)))
 
+    def begin(self, producer_id: int, epoch: int) -> None:
+        """What is sent from now on is of this transaction. Nothing of the one before is left here."""
+        self._do(self._window.begun(producer_id, epoch))
+
+    @property
+    def numbered(self) -> int:
+        """Records of the transaction that may have been written."""
+        return self._window.numbered
+
+    def abort(self, error: RayQueueError) -> None:
+        """Let go of all that waits and all that is under way: it is resolved with this. More may be sent later."""
+        if self._task is not None:
+            self._task.cancel()  # what it has to tell is about a window that is no more
+        self._do(self._window.aborted(error, self._clock_s()))
+
     def close(self) -> None:
         """Send nothing any more. What is not acknowledged is reported as unknown, or as not written."""
         for each in (self._task, self._linger):
@@ -210,7 +225,10 @@ class PartitionWriter(Generic[_B]):
 
     def _resolve(self, batch: Outgoing, outcome: Appended | RayQueueError) -> None:
         if isinstance(outcome, RayQueueError):
-            _log.warning("%d records for %s: %s: %s", len(batch), self.name, type(outcome).__name__, outcome)
+            level = (
+                logging.DEBUG if isinstance(outcome, TransactionAbortedError) else logging.WARNING
+            )  # that is no news
+            _log.log(level, "%d records for %s: %s: %s", len(batch), self.name, type(outcome).__name__, outcome)
         self._source.resolve(batch, outcome)  # type: ignore[arg-type]  # what was taken from it
 
     def _begin(self, work: Callable[[_A], Awaitable[None]], action: _A) -> None:
@@ -225,10 +243,7 @@ class PartitionWriter(Generic[_B]):
 
     def _fail(self) -> None:
         _log.exception("the writer to %s has failed", self.name)
-        if self._task is not None:
-            self._task.cancel()  # what it has to tell is about a window that is no more
-        error = OutcomeUnknownError(f"the writer to {self.name} has failed; see the log")
-        self._do(self._window.aborted(error, self._clock_s()))
+        self.abort(OutcomeUnknownError(f"the writer to {self.name} has failed; see the log"))
 
     # -- time ----------------------------------------------------------------------------
 

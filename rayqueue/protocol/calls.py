@@ -43,6 +43,11 @@ class Bounds(msgspec.Struct, frozen=True, array_like=True):
     """The last stable offset: no transaction is open before it. None from a release without transactions."""
 
 
+def end_of(bounds: Bounds, *, committed: bool) -> int:
+    """Where a reader finds nothing more; ``committed``: one of committed records."""
+    return bounds.end if not committed or bounds.stable is None else bounds.stable
+
+
 class Lag(msgspec.Struct, frozen=True, array_like=True):
     """What a group has not committed yet."""
 

@@ -168,7 +168,6 @@ def read_options(options: Mapping[str, str], *, stream: bool = False) -> ReadOpt
     topics = given.topics()
     if not topics:
         raise InvalidInputError("say what to read: option 'topic', or 'topics' with commas", option="topic")
-    given.choice("isolation", "read_committed", "read_uncommitted")  # alike until there are transactions
     return ReadOptions(
         where=given.where(),
         topics=topics,
@@ -183,6 +182,7 @@ def read_options(options: Mapping[str, str], *, stream: bool = False) -> ReadOpt
             fetch_bytes=given.whole("fetchBytes", 4 * MIB),
             follower=given.choice("readFrom", "closest", "leader") == "closest",
             fail_on_data_loss=given.flag("failOnDataLoss", True),
+            committed=given.choice("isolation", "read_committed", "read_uncommitted") == "read_committed",
             on_corrupt="skip" if given.choice("onCorrupt", "raise", "skip") == "skip" else "raise",
         ),
     )

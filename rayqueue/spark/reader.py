@@ -56,7 +56,7 @@ class TopicReader(DataSourceReader):
 
     def partitions(self) -> Sequence[InputPartition]:
         options, wanted = self._options, self._wanted
-        lookup = Lookup(connected(options.where))
+        lookup = Lookup(connected(options.where), committed=options.scan.committed)
         topics = [name for name in options.topics if wanted.topics is None or name in wanted.topics]
         ranges = lookup.ranges(
             topics,

@@ -164,7 +164,8 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         ]
 
     def _lookup(self) -> Lookup:
-        return Lookup(connected(self._options.read.where))
+        read = self._options.read
+        return Lookup(connected(read.where), committed=read.scan.committed)
 
     def _tell(self, lookup: Lookup, infos: Mapping[str, TopicInfo], offsets: Mapping[TopicPartition, int]) -> None:
         """Tell the group how far this is, for whoever looks at its lag."""

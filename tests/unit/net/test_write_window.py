@@ -126,6 +126,8 @@ class World:
             raises_full=raises_full,
         )
         self.window = WriteWindow("orders-0", limits, Backoff(ClientSettings(), self.rng))
+        if numbering is Numbering.GIVEN:
+            self.window.begun(9, 4)
         self.wire: list[tuple[Outgoing, int, bytes]] = []  # sent and not there yet
         self.old_wire: list[tuple[Outgoing, int, bytes]] = []  # to a leader that was given up
         self.answers: list[tuple[Outgoing, int, Appended | RayQueueError]] = []
@@ -169,7 +171,7 @@ class World:
         encoded = [b"%d" % value for value in values]
         deadline_s = self.now_s + self.rng.choice([0.1, 2.0, 30.0, 1000.0])
         batch: Outgoing
-        if self.numbering is Numbering.OWN:
+        if self.numbering in (Numbering.OWN, Numbering.GIVEN):
             batch = Batch(
                 buffer=None,  # type: ignore[arg-type]  # a window does not ask for it
                 outcome=Outcome("orders", 0, 1),

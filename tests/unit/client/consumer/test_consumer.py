@@ -283,7 +283,9 @@ def test_nothing_works_after_close(place: Place) -> None:
 
 def test_impossible_wishes_are_refused_before_anything_starts(place: Place) -> None:
     wishes: list[dict[str, Any]] = [
-        {"delivery": "exactly_once"},
+        {"group": None, "delivery": "exactly_once"},
+        {"delivery": "exactly_once", "isolation": "read_uncommitted"},
+        {"isolation": "read_everything"},
         {"delivery": "maybe"},
         {"ack": "sometimes"},
         {"group": None, "delivery": "at_most_once"},

@@ -11,12 +11,13 @@ from hypothesis import strategies as st
 
 from rayqueue.client.consumer.assigned import AssignedPartition, Plan
 from rayqueue.client.consumer.lane import Acks, Lane
+from rayqueue.client.consumer.staging import Staging
 from rayqueue.client.consumer.subscription import ChangeKind, Subscription
 from rayqueue.config import ConsumerSettings
 from rayqueue.errors import CorruptBatchError, InvariantBrokenError
-from rayqueue.protocol.data import FetchAnswer, FetchedBatch
+from rayqueue.protocol.data import READ_COMMITTED, Cursor, FetchAnswer, FetchedBatch
 from rayqueue.protocol.topics import TopicPartition
-from rayqueue.records import Record
+from rayqueue.records import Record, RecordBatch
 from tests.unit.client.consumer.consumer_parts import Shelf, records_of
 
 P0 = TopicPartition("orders", 0)
@@ -465,3 +466,43 @@ def test_an_answer_that_was_cut_moves_no_lane_past_what_it_did_not_show() -> Non
     assert [lane.cursor for lane in assigned.lanes] == [2, 8]
     fill(subscription, assigned, shelf)
     assert [record.offset for record in drain(subscription)] == [6, 7, 0, 1, 2, 3, 4, 5]
+
+
+# -- of transactions, what is committed ---------------------------------------------------
+
+
+def test_only_the_answer_says_how_far_a_lane_is_stable() -> None:
+    """Lane 1 has an open transaction at 3: what lane 0 has behind it must not move lane 1 past it."""
+    subscription = Subscription(ConsumerSettings(), committed=True)
+    assigned = AssignedPartition(P0, 1)
+    subscription.begin(assigned, {0: 0, 1: 0}, {})
+    subscription.add(assigned)
+    plan = subscription.plan(assigned)
+    assert plan is not None
+    assert plan.request.flags == READ_COMMITTED
+    batch = RecordBatch.encode([b"a", b"b"], timestamps=1)
+    answer = FetchAnswer([FetchedBatch(6, 2, memoryview(batch))], 8, 0, (Cursor(1, 3), Cursor(0, 12)))
+    subscription.received(assigned, plan, answer)
+    assert [lane.cursor for lane in assigned.lanes] == [12, 3]
+    assert [record.value for record in drain(subscription)] == [b"a", b"b"]
+    assert assigned.positions() == {0: 12, 1: 3}, "past what is aborted behind the batch"
+
+
+def test_a_rewind_goes_back_behind_the_last_transaction() -> None:
+    subscription, assigned = begun()
+    shelf = Shelf()
+    shelf.append(10)
+    fill(subscription, assigned, shelf)
+    taken = subscription.take(4, lambda *_: None)
+    assert taken is not None
+    subscription.ack_handed()
+    staging = Staging("g", subscription)
+    assert [part.offsets for part in staging.parts] == [{0: 4}]
+    staging.committed()
+    assert Staging("g", subscription).parts == []
+    drain(subscription)
+    subscription.rewind()
+    assert assigned.positions() == {0: 4}
+    assert subscription.total_bytes == assigned.buffered_bytes == 0
+    subscription.rewind()  # once more changes nothing
+    assert assigned.positions() == {0: 4}

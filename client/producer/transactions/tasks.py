@@ -1,0 +1,365 @@
+"""The tasks of a transactional producer in the I/O thread: what ``TransactionLife`` says, carried out.
+
+One of ``begin``, ``commit``, ``abort`` and the stages is under way at a time.
+Each has an end: calls have ``client.call_timeout_ms``, batches their
+``delivery_timeout_ms``. Markers are carried beside; before the next end is asked
+for, those of the transaction before have arrived, or were given up: then the
+partitions find out by themselves.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+import uuid
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from typing import NamedTuple, TypeVar
+
+from rayqueue.client.producer.accumulator import Accumulator
+from rayqueue.client.producer.sender import Sender
+from rayqueue.client.producer.transactions.life import (
+    Accept,
+    Action,
+    Drop,
+    End,
+    Finish,
+    Flush,
+    Init,
+    Mark,
+    Raise,
+    State,
+    TransactionLife,
+    aborted,
+)
+from rayqueue.errors import ClosedError, InvalidInputError, RayQueueError, TopicError
+from rayqueue.net.interfaces import Routes, ask, same_topic
+from rayqueue.protocol.jobs import Settled
+from rayqueue.protocol.topics import TopicPartition
+from rayqueue.protocol.transactions import (
+    FinishTransactions,
+    InitTransactions,
+    MarkTransaction,
+    StageAcks,
+    StageOffsets,
+    Transaction,
+)
+
+_log = logging.getLogger(__name__)
+
+_FINISH_MS = 2000
+
+
+class Place(NamedTuple):
+    """A partition, as it was when the transaction wrote there."""
+
+    partition: TopicPartition
+    topic_id: int
+
+
+class OffsetStage(NamedTuple):
+    """Positions of a group in one partition."""
+
+    place: Place
+    group: str
+    generation: int
+    seal: bytes
+    offsets: dict[int, int]
+
+
+class AckStage(NamedTuple):
+    """Jobs of one lease."""
+
+    place: Place
+    worker: str
+    token: int
+    jobs: tuple[tuple[int, int], ...]
+
+
+_S = TypeVar("_S", OffsetStage, AckStage)
+_A = TypeVar("_A")
+
+
+class TransactionTasks:
+    """Of one producer. Everything runs in the I/O thread."""
+
+    def __init__(
+        self,
+        transactional_id: str,
+        timeout_ms: int,
+        accumulator: Accumulator,
+        sender: Sender,
+        routes: Routes,
+        loop: asyncio.AbstractEventLoop,
+    ) -> None:
+        self.life = TransactionLife(transactional_id)
+        self.transactional_id = self._id = transactional_id
+        self._timeout_ms = timeout_ms
+        self._accumulator = accumulator
+        self._sender = sender
+        self._routes = routes
+        self._loop = loop
+        self._attempt = ""
+        self._turn = asyncio.Lock()
+        self._places: dict[str, Place] = {}
+        self._marking: asyncio.Task[None] | None = None
+        self._owner: object = None
+        self._closed = False
+        accumulator.on_failure = self._failed
+        accumulator.refuse(self._no_transaction)
+
+    # -- what an application asks for ----------------------------------------------------------
+
+    async def begin(self, owner: object) -> int:
+        """The number of the one that is open then."""
+        async with self._turn:
+            if self._closed:
+                raise ClosedError("this producer was closed; make a new one")
+            await self._carry_out(self.life.begin())
+            self._owner = owner
+            return self.life.number
+
+    async def abandon(self, owner: object) -> None:
+        """Whoever has begun was cancelled on the way, and does not know that it is open, if it is."""
+        async with self._turn:
+            if self._owner is owner and self.life.state in (State.OPEN, State.DOOMED):
+                await self._carry_out(self.life.abort())
+
+    async def commit(self, number: int, *, visible: bool) -> None:
+        """``visible``: return once every participant has its marker, or cannot be told in time."""
+        async with self._turn:
+            self._check(number)
+            await self._carry_out(self.life.commit())
+            marking = self._marking
+        if visible and marking is not None:
+            await asyncio.wait((marking,))
+
+    async def abort(self, number: int) -> None:
+        async with self._turn:
+            self._check(number)
+            await self._carry_out(self.life.abort())
+
+    async def stage_offsets(self, number: int, stages: Sequence[OffsetStage]) -> None:
+        """Once all of these are staged. What fails dooms the transaction."""
+
+        async def stage(each: OffsetStage, transaction: Transaction) -> None:
+            call = StageOffsets(
+                producer_id=transaction.producer_id,
+                epoch=transaction.epoch,
+                group=each.group,
+                generation=each.generation,
+                offsets=each.offsets,
+                seal=each.seal,
+            )
+            await ask(self._routes, each.place.partition, call, topic_id=each.place.topic_id)
+
+        await self._stage(number, stages, stage)
+
+    async def stage_acks(self, number: int, stages: Sequence[AckStage]) -> list[Settled]:
+        """What became of each."""
+
+        async def stage(each: AckStage, transaction: Transaction) -> Settled:
+            call = StageAcks(
+                producer_id=transaction.producer_id,
+                epoch=transaction.epoch,
+                worker=each.worker,
+                token=each.token,
+                jobs=each.jobs,
+            )
+            answer: Settled = await ask(self._routes, each.place.partition, call, topic_id=each.place.topic_id)
+            return answer
+
+        return await self._stage(number, stages, stage)
+
+    def doom(self, error: RayQueueError) -> None:
+        """It can only be aborted."""
+        self.life.failed(error)
+
+    def lost(self, error: RayQueueError) -> None:
+        """Something was to be sent, and was never accepted. From any thread; before any later call of the same."""
+        self._loop.call_soon_threadsafe(self._failed, error)
+
+    async def _stage(
+        self, number: int, stages: Sequence[_S], stage: Callable[[_S, Transaction], Awaitable[_A]]
+    ) -> list[_A]:
+        async with self._turn:
+            self._check(number)
+            self._check_sound()
+            transaction = self.life.current
+            try:
+                for each in stages:
+                    await self._touch(each.place)
+                done = await asyncio.gather(
+                    *(stage(each, transaction) for each in stages), return_exceptions=True
+                )  # all have ended then, also if one has failed
+            except RayQueueError as error:
+                self.life.failed(error)
+                raise
+            for outcome in done:
+                if isinstance(outcome, BaseException):
+                    if isinstance(outcome, RayQueueError):
+                        self.life.failed(outcome)
+                    raise outcome
+            return done  # type: ignore[return-value]  # no exception among them
+
+    async def close(self) -> None:
+        """Abort what is open, and let the coordinator forget what has ended."""
+        async with self._turn:
+            self._closed = True
+            if self.life.state in (State.OPEN, State.DOOMED):
+                _log.warning("a producer was closed with a transaction of %r open: it is aborted", self._id)
+                try:
+                    await self._carry_out(self.life.abort())
+                except RayQueueError as error:  # somebody else has the id, and it is aborted all the same
+                    _log.warning("%s", error)
+            if self._marking is not None:
+                await asyncio.wait((self._marking,))
+            await self._carry_out(self.life.closed())
+
+    def _check(self, number: int) -> None:
+        """``InvalidInputError`` unless this one is meant."""
+        if number != self.life.number:
+            raise InvalidInputError(f"this transaction of {self._id!r} is over")
+
+    def _check_sound(self) -> None:
+        if self.life.state is not State.OPEN:
+            raise self._no_transaction()
+
+    def _no_transaction(self) -> RayQueueError:
+        if self.life.state is State.DOOMED:
+            return self.life.doomed()
+        return InvalidInputError(
+            f"this producer is transactional ({self._id!r}), and no transaction is open: send within "
+            "`with producer.transaction() as tx:`"
+        )
+
+    # -- failures -------------------------------------------------------------------------------
+
+    def _failed(self, error: RayQueueError) -> None:
+        """A batch was given up: what is behind it cannot be written either, and need not be tried for long."""
+        before = self.life.state
+        self.life.failed(error)
+        if before in (State.OPEN, State.FLUSHING):
+            self._accumulator.refuse(self._no_transaction)
+            self._loop.call_soon(self._drop_rest, self.life.number, error)
+
+    def _drop_rest(self, number: int, error: RayQueueError) -> None:
+        if number == self.life.number and self.life.state in (State.DOOMED, State.FLUSHING):
+            self._sender.drop(error)
+
+    # -- actions --------------------------------------------------------------------------------
+
+    async def _carry_out(self, actions: list[Action]) -> None:
+        waiting = deque(actions)
+        error: RayQueueError | None = None
+        while waiting:
+            action = waiting.popleft()
+            if isinstance(action, Raise):
+                error = error or action.error
+            else:
+                waiting.extend(await self._do(action))
+        if error is not None:
+            raise error
+
+    async def _do(self, action: Action) -> list[Action]:
+        if isinstance(action, Init):
+            return await self._init(action)
+        if isinstance(action, Accept):
+            self._places = {}
+            self._accumulator.failures()  # of the one before, which is told
+            self._sender.begin(action.transaction)
+            self._accumulator.accept()
+        elif isinstance(action, Flush):
+            return await self._flush()
+        elif isinstance(action, Drop):
+            self._accumulator.refuse(self._no_transaction)
+            self._sender.drop(action.error)
+            self._accumulator.failures()
+            return self.life.dropped(self._touched())
+        elif isinstance(action, End):
+            return await self._end(action)
+        elif isinstance(action, Mark):
+            self._marking = self._loop.create_task(self._mark(action, self._places))
+        elif isinstance(action, Finish):
+            await self._finish(action)
+        return []
+
+    async def _init(self, action: Init) -> list[Action]:
+        if action.anew or not self._attempt:
+            self._attempt = uuid.uuid4().hex
+        call = InitTransactions(
+            transactional_id=self._id,
+            attempt=self._attempt,
+            timeout_ms=self._timeout_ms,
+            owner=f"{socket.gethostname()}, process {os.getpid()}"[:256],
+            resume=action.resume,
+        )
+        try:
+            return self.life.initialised(await self._routes.coordinator.call(call))
+        except RayQueueError as error:
+            return self.life.not_initialised(error)
+
+    async def _flush(self) -> list[Action]:
+        self._accumulator.refuse(self._no_transaction)
+        resolved = asyncio.Event()
+        newest = self._accumulator.cut_all()
+        self._accumulator.when_resolved(newest, resolved.set)  # in this thread: it is where outcomes become known
+        await resolved.wait()  # each has its deadline
+        failed, more = self._accumulator.failures()
+        if failed or more:
+            errors = [outcome.failure(0, count) for outcome, count in failed]
+            self.life.failed(next((each for each in errors if each is not None), aborted(self._id)))
+        return self.life.flushed(self._touched())
+
+    async def _end(self, action: End) -> list[Action]:
+        if self._marking is not None:
+            await asyncio.wait((self._marking,))
+        try:
+            return self.life.decided(await self._routes.coordinator.call(action.call))
+        except RayQueueError as error:
+            if not action.call.commit and (error.retriable or self.life.state is State.ENDING):
+                _log.warning("transaction of %r: the coordinator was not told that it is aborted: %s", self._id, error)
+            return self.life.not_decided(error)
+
+    async def _mark(self, action: Mark, places: dict[str, Place]) -> None:
+        transaction, commit, seals = action
+
+        async def mark(participant: str, seal: bytes) -> bool:
+            call = MarkTransaction(
+                producer_id=transaction.producer_id, epoch=transaction.epoch, commit=commit, seal=seal
+            )
+            place = places[participant]
+            try:
+                await ask(self._routes, place.partition, call, topic_id=place.topic_id)
+            except TopicError:
+                return True  # it is gone, and so is what was written there
+            except RayQueueError as error:
+                _log.warning("%s has no marker of %s yet, and will ask for it: %s", place.partition, self._id, error)
+                return False
+            return True
+
+        if all(await asyncio.gather(*(mark(*each) for each in seals))) and commit:
+            self.life.marked(transaction)
+
+    async def _finish(self, action: Finish) -> None:
+        call = FinishTransactions(transactional_id=self._id, finished=action.transactions)
+        try:
+            await self._routes.coordinator.call(call, timeout_ms=_FINISH_MS)
+        except RayQueueError as error:  # it finds out by itself
+            _log.info("the coordinator was not told that %d transactions are done: %s", len(call.finished), error)
+
+    # -- participants ------------------------------------------------------------------------------
+
+    async def _touch(self, place: Place) -> None:
+        info = same_topic(await self._routes.topic(place.partition.topic), place.topic_id)
+        group_id = info.partitions[place.partition.partition].group_id
+        self._places[group_id] = place
+        self.life.touched(group_id)
+
+    def _touched(self) -> list[str]:
+        """Those that may have a batch of it."""
+        found = self._sender.touched()
+        self._places.update({group_id: Place(*where) for group_id, where in found.items()})
+        return list(found)

@@ -1,0 +1,481 @@
+"""Transactions of a producer, in front of scripted partitions and a scripted coordinator, in real threads.
+
+The partitions are the real ones as far as batches and their numbers go; what the
+coordinator decides is the test's. Whether all of it fits together with real
+replicas is told by ``tests/integration/test_transactions.py``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from rayqueue.client.io import IoThread
+from rayqueue.client.producer.encoding import EncodingProducer
+from rayqueue.client.producer.producer import Producer
+from rayqueue.config import Settings
+from rayqueue.errors import (
+    ClosedError,
+    DeliveryFailedError,
+    ForkedError,
+    InvalidInputError,
+    NotLeaderError,
+    OutcomeUnknownError,
+    ProducerFencedError,
+    RayQueueError,
+    TransactionAbortedError,
+    UnknownTopicError,
+)
+from rayqueue.protocol.transactions import (
+    Decided,
+    EndTransaction,
+    FinishTransactions,
+    InitTransactions,
+    MarkTransaction,
+    Transaction,
+)
+from rayqueue.records import RecordBatch
+from rayqueue.testing import wait_for
+from tests.unit.client.forks import in_child
+from tests.unit.client.producer import scripted
+from tests.unit.client.producer.scripted import ScriptedPartition, ScriptedRoutes
+
+
+class Coordinator:
+    """Decides as it is asked, unless the script says otherwise: an error, or an error after it has decided."""
+
+    def __init__(self) -> None:
+        self.calls: list[Any] = []
+        self.script: list[RayQueueError | tuple[RayQueueError]] = []
+        self.epoch = 0
+        self.decisions: dict[Transaction, bool] = {}
+
+    async def call(self, call: Any, *, timeout_ms: int | None = None) -> Any:
+        await asyncio.sleep(0.001)
+        self.calls.append(call)
+        problem = self.script.pop(0) if self.script and isinstance(call, EndTransaction | InitTransactions) else None
+        if isinstance(problem, RayQueueError):
+            raise problem
+        answer = self._answer(call)
+        if problem is not None:
+            raise problem[0]
+        return answer
+
+    def _answer(self, call: Any) -> Any:
+        if isinstance(call, InitTransactions):
+            return Transaction(7, self.epoch)
+        if isinstance(call, EndTransaction):
+            pair = Transaction(call.producer_id, call.epoch)
+            if pair not in self.decisions:
+                assert pair.epoch == self.epoch
+                self.decisions[pair] = call.commit
+                self.epoch += 1
+            seals = tuple(group.encode() for group in call.participants)
+            return Decided(self.decisions[pair], seals, Transaction(7, pair.epoch + 1))
+        assert isinstance(call, FinishTransactions)
+        return None
+
+    def of(self, kind: type) -> list[Any]:
+        return [call for call in self.calls if isinstance(call, kind)]
+
+
+class MarkedPartition(ScriptedPartition):
+    """One that takes markers."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.marks: list[MarkTransaction] = []
+        self.marking = asyncio.Event()
+        self.marking.set()
+        self.mark_error: RayQueueError | None = None
+
+    async def call(self, call: Any, **_: Any) -> Any:
+        await self.marking.wait()
+        if self.mark_error is not None:
+            raise self.mark_error
+        self.marks.append(call)
+        return True
+
+
+class Routes(ScriptedRoutes):
+    def __init__(self, partitions: list[Any]) -> None:
+        super().__init__(partitions)
+        self.coordinator = Coordinator()  # type: ignore[assignment]
+
+
+class Cluster:
+    def __init__(self, partitions: int = 1, script: Any = ()) -> None:
+        self.io = IoThread.shared()
+        self.settings = Settings()
+        self.partitions = [MarkedPartition(self.io.loop, iter(script)) for _ in range(partitions)]
+        self.routes = Routes(self.partitions)
+        self.coordinator: Coordinator = self.routes.coordinator  # type: ignore[assignment]
+
+    def batches(self, partition: int = 0) -> list[tuple[int, int, int, bool, list[bytes | None]]]:
+        """Producer id, epoch, sequence, flag and values of each."""
+        found = [RecordBatch.decode(payload) for payload in self.partitions[partition].log.payloads]
+        return [
+            (each.header.producer_id, each.header.epoch, each.header.sequence, each.header.transactional, each.values())
+            for each in found
+        ]
+
+
+Make = Callable[..., Producer[Any, Any]]
+
+
+@pytest.fixture
+def make() -> Iterator[Make]:
+    made: list[Producer[Any, Any]] = []
+
+    def producer(cluster: Cluster, **options: Any) -> Producer[Any, Any]:
+        kind = EncodingProducer if "value_serializer" in options else Producer
+        made.append(kind(cluster, **{"transactional_id": "billing-1", **options}))
+        return made[-1]
+
+    yield producer
+    for each in made:
+        with contextlib.suppress(DeliveryFailedError):
+            each.close(timeout_ms=0)
+
+
+def test_a_block_commits_what_it_has_sent(make: Make) -> None:
+    cluster = Cluster(partitions=2)
+    producer = make(cluster, transaction_timeout_ms=5000)
+    with producer.transaction() as tx:
+        tx.send("orders", b"a", partition=0)
+        tx.send_many("orders", [b"b", b"c"], partition=1)
+    (init,) = cluster.coordinator.of(InitTransactions)
+    assert (init.transactional_id, init.timeout_ms, init.resume) == ("billing-1", 5000, False)
+    (end,) = cluster.coordinator.of(EndTransaction)
+    assert (end.commit, end.participants) == (True, ("orders-0.1", "orders-1.1"))
+    for number in (0, 1):
+        (mark,) = cluster.partitions[number].marks
+        assert (mark.producer_id, mark.epoch, mark.commit, mark.seal) == (7, 0, True, b"orders-%d.1" % number)
+    assert cluster.batches(0) == [(7, 0, 0, True, [b"a"])]
+    assert cluster.batches(1) == [(7, 0, 0, True, [b"b", b"c"])]
+
+
+def test_each_transaction_has_its_own_pair_and_begins_at_sequence_0(make: Make) -> None:
+    cluster = Cluster()
+    producer = make(cluster)
+    for number in range(3):
+        with producer.transaction() as tx:
+            tx.send("orders", b"%d" % number).result(timeout_ms=5000)
+            tx.send("orders", b"%d again" % number)
+    sequences = [(epoch, sequence) for _, epoch, sequence, _, _ in cluster.batches()]
+    assert sequences == [(0, 0), (0, 1), (1, 0), (1, 1), (2, 0), (2, 1)]
+    assert [end.finished for end in cluster.coordinator.of(EndTransaction)] == [
+        (),
+        (Transaction(7, 0),),
+        (Transaction(7, 1),),
+    ]
+    producer.close()
+    assert cluster.coordinator.of(FinishTransactions)[0].finished == (Transaction(7, 2),)
+
+
+def test_arrow_columns_and_values_of_a_form_go_the_same_way(make: Make) -> None:
+    import pyarrow as pa
+
+    cluster = Cluster()
+    with make(cluster).transaction() as tx:
+        tx.send_many("orders", pa.array([b"x", b"y"]))
+    with make(cluster, value_serializer="json", transactional_id="other").transaction() as tx:
+        tx.send("orders", {"a": 1})
+    assert [(flag, values) for _, _, _, flag, values in cluster.batches()] == [
+        (True, [b"x", b"y"]),
+        (True, [b'{"a":1}']),
+    ]
+
+
+def test_an_exception_aborts_and_goes_on(make: Make) -> None:
+    cluster = Cluster()
+    producer = make(cluster)
+    with pytest.raises(ZeroDivisionError), producer.transaction() as tx:  # noqa: PT012
+        delivery = tx.send("orders", b"a")
+        delivery.result(timeout_ms=5000)
+        raise ZeroDivisionError
+    (end,) = cluster.coordinator.of(EndTransaction)
+    assert (end.commit, end.participants) == (False, ("orders-0.1",))
+    wait_for(lambda: cluster.partitions[0].marks, "the marker")
+    assert not cluster.partitions[0].marks[0].commit
+    producer.close()  # and nothing of it is told as failed
+
+
+def test_what_was_not_sent_yet_is_dropped_by_an_abort(make: Make) -> None:
+    cluster = Cluster()
+    producer = make(cluster, linger_ms=60_000)
+    tx = producer.transaction()
+    tx.begin()
+    delivery = tx.send("orders", b"a")
+    tx.abort()
+    assert isinstance(delivery.exception(timeout_ms=5000), TransactionAbortedError)
+    assert not cluster.coordinator.of(EndTransaction), "nobody has anything of it"
+    with producer.transaction() as tx:
+        tx.send("orders", b"b")
+    assert cluster.batches() == [(7, 0, 0, True, [b"b"])]
+
+
+def test_what_could_not_be_sent_dooms_it(make: Make) -> None:
+    cluster = Cluster(script=[scripted.OK, scripted.INVALID])
+    producer = make(cluster)
+    with pytest.raises(TransactionAbortedError, match="bad batch"), producer.transaction() as tx:  # noqa: PT012
+        tx.send("orders", b"a").result(timeout_ms=5000)
+        failed = tx.send("orders", b"b")
+        assert isinstance(failed.exception(timeout_ms=5000), InvalidInputError)
+        wait_for(lambda: isinstance(refusal(lambda: tx.send("orders", b"c")), TransactionAbortedError), "a refusal")
+    assert [end.commit for end in cluster.coordinator.of(EndTransaction)] == [False]
+    with producer.transaction() as tx:
+        tx.send("orders", b"d")
+    assert cluster.batches()[-1] == (7, 1, 0, True, [b"d"])
+
+
+def test_a_topic_that_is_gone_dooms_it_too(make: Make) -> None:
+    cluster = Cluster()
+    producer = make(cluster)
+    with producer.transaction() as tx:
+        tx.send("orders", b"a")
+    cluster.partitions[0].leaderless = UnknownTopicError("gone", topic="orders")
+    for channel in cluster.partitions[0].channels:
+        channel.closed = True
+    with pytest.raises(TransactionAbortedError, match="gone"), producer.transaction() as tx:
+        tx.send("orders", b"b")
+
+
+def refusal(call: Callable[[], Any]) -> RayQueueError | None:
+    try:
+        call()
+    except RayQueueError as error:
+        return error
+    return None
+
+
+def test_outside_of_a_transaction_nothing_is_taken(make: Make) -> None:
+    cluster = Cluster()
+    producer = make(cluster)
+    for send in (producer.send, producer.send_many):
+        with pytest.raises(InvalidInputError, match="no transaction is open"):
+            send("orders", [b"a"] if send is producer.send_many else b"a")
+    with pytest.raises(InvalidInputError, match="no transaction is open"):
+        asyncio.run(producer.send_async("orders", b"a"))
+    tx = producer.transaction()
+    with pytest.raises(InvalidInputError, match="has not begun"):
+        tx.send("orders", b"a")
+    with tx:
+        producer.send("orders", b"a")  # the same as tx.send: there is one transaction
+    for call in (lambda: tx.send("orders", b"a"), tx.commit, tx.abort):
+        with pytest.raises(InvalidInputError, match="is over"):
+            call()
+    with pytest.raises(InvalidInputError, match="used once"):
+        tx.begin()
+    with pytest.raises(InvalidInputError, match="transactional_id"):
+        make(cluster, transactional_id=None).transaction()
+    for wrong in ({"transactional_id": ""}, {"transactional_id": 5}, {"acks": "leader"}):
+        with pytest.raises(InvalidInputError):
+            make(cluster, **wrong)
+
+
+def test_two_at_once_are_refused(make: Make) -> None:
+    producer = make(Cluster())
+    with producer.transaction() as tx:
+        with pytest.raises(InvalidInputError, match="one at a time"):
+            producer.transaction().begin()
+        tx.send("orders", b"a")
+
+
+def test_no_answer_to_the_end_is_unknown_and_asking_again_tells(make: Make) -> None:
+    cluster = Cluster()
+    producer = make(cluster)
+    tx = producer.transaction()
+    tx.begin()
+    tx.send("orders", b"a")
+    cluster.coordinator.script = [(OutcomeUnknownError("the connection broke"),)]
+    with pytest.raises(OutcomeUnknownError, match="is not known"):
+        tx.commit()
+    with pytest.raises(OutcomeUnknownError):
+        tx.abort()
+    tx.commit()
+    assert cluster.coordinator.decisions == {Transaction(7, 0): True}
+    assert [mark.commit for mark in cluster.partitions[0].marks] == [True]
+
+
+def test_aborted_by_its_timeout_and_fenced_are_told_apart(make: Make) -> None:
+    cluster = Cluster()
+    producer = make(cluster)
+
+    def one(value: bytes) -> None:
+        with producer.transaction() as tx:
+            tx.send("orders", value)
+
+    producer.transaction()  # made, never begun: holds up nobody
+    one(b"a")
+    cluster.coordinator.script = [TransactionAbortedError("it took too long")]
+    with pytest.raises(TransactionAbortedError, match="too long"):
+        one(b"b")
+    cluster.coordinator.epoch = 5
+    one(b"c")
+    first, resumed = cluster.coordinator.of(InitTransactions)
+    assert (first.attempt, resumed.resume) == (resumed.attempt, True)
+    cluster.coordinator.script = [ProducerFencedError("newer")]
+    with pytest.raises(ProducerFencedError, match="must stop"):
+        one(b"d")
+    with pytest.raises(ProducerFencedError, match="must stop"):
+        one(b"e")
+
+
+def test_the_next_one_begins_while_markers_are_on_their_way(make: Make) -> None:
+    cluster = Cluster()
+    producer = make(cluster)
+    cluster.partitions[0].marking.clear()
+    with producer.transaction(wait_visible=False) as tx:
+        tx.send("orders", b"a")
+    second = producer.transaction()
+    second.begin()
+    second.send("orders", b"b").result(timeout_ms=5000)
+    assert not cluster.partitions[0].marks
+    cluster.io.loop.call_soon_threadsafe(cluster.partitions[0].marking.set)
+    second.commit()
+    assert [mark.epoch for mark in cluster.partitions[0].marks] == [0, 1], "and in their order"
+
+
+def test_a_commit_whose_markers_cannot_be_carried_is_a_commit(make: Make) -> None:
+    cluster = Cluster(partitions=2)
+    producer = make(cluster)
+    cluster.partitions[0].mark_error = NotLeaderError("nobody leads", leader=None)
+    cluster.partitions[1].mark_error = UnknownTopicError("deleted", topic="orders")
+    with producer.transaction() as tx:
+        tx.send("orders", b"a", partition=0)
+        tx.send("orders", b"b", partition=1)
+    cluster.partitions[0].mark_error = cluster.partitions[1].mark_error = None
+    with producer.transaction() as tx:
+        tx.send("orders", b"c", partition=0)
+    assert cluster.coordinator.of(EndTransaction)[1].finished == (), "the coordinator must see to the first"
+
+
+def test_async_twins(make: Make) -> None:
+    cluster = Cluster()
+    producer = make(cluster)
+
+    async def main() -> None:
+        async with producer.transaction() as tx:
+            assert (await tx.send_async("orders", b"a")).offset == 0
+            await tx.send_many_async("orders", [b"b"])
+        with pytest.raises(ZeroDivisionError):  # noqa: PT012
+            async with producer.transaction() as tx:
+                await tx.send_async("orders", b"c")
+                raise ZeroDivisionError
+
+        async def waits() -> None:
+            async with producer.transaction() as tx:
+                await tx.send_async("orders", b"d")
+                await asyncio.sleep(60)
+
+        task = asyncio.ensure_future(waits())
+        while len(cluster.batches()) < 4:  # noqa: ASYNC110  # a real thread does it
+            await asyncio.sleep(0.005)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(main())
+    assert [end.commit for end in cluster.coordinator.of(EndTransaction)] == [True, False, False]
+
+
+def test_whoever_is_cancelled_while_it_begins_leaves_nothing_open(make: Make) -> None:
+    producer = make(Cluster())
+
+    async def main() -> None:
+        begins = asyncio.ensure_future(producer.transaction().begin_async())
+        await asyncio.sleep(0)
+        begins.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await begins
+
+    asyncio.run(main())
+    with producer.transaction() as tx:
+        tx.send("orders", b"a")
+
+
+def test_what_found_no_space_dooms_it_though_a_flush_has_told_so(make: Make) -> None:
+    cluster = Cluster(script=[scripted.SILENT] * 3)
+    producer = make(cluster, buffer_bytes=3000, batch_bytes=1000, delivery_timeout_ms=400)
+    with pytest.raises(TransactionAbortedError), producer.transaction() as tx:  # noqa: PT012
+        tx.send_many("orders", [bytes(900)] * 10)
+        with pytest.raises(DeliveryFailedError):
+            producer.flush()
+
+
+def test_close_aborts_what_is_open(make: Make, caplog: pytest.LogCaptureFixture) -> None:
+    cluster = Cluster()
+    producer = make(cluster)
+    tx = producer.transaction()
+    tx.begin()
+    tx.send("orders", b"a").result(timeout_ms=5000)
+    producer.close()
+    assert [end.commit for end in cluster.coordinator.of(EndTransaction)] == [False]
+    assert "is aborted" in caplog.text
+    with pytest.raises(ClosedError):
+        producer.transaction().begin()
+    with pytest.raises((ClosedError, InvalidInputError)):
+        tx.commit()
+
+
+def test_it_stays_in_its_process(make: Make) -> None:
+    producer = make(Cluster())
+    with pytest.raises(InvalidInputError, match="stays in its process"):
+        producer.__reduce__()
+    with producer.transaction() as tx:
+        tx.send("orders", b"a")
+        with pytest.raises(InvalidInputError, match="stays in its process"):
+            tx.__reduce__()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no forks here")
+def test_a_forked_child_can_neither_send_nor_end_it(make: Make) -> None:
+    cluster = Cluster()
+    producer = make(cluster)
+    tx = producer.transaction()
+    tx.begin()
+
+    def child() -> None:
+        for call in (lambda: tx.send("orders", b"x"), tx.commit, tx.abort, producer.transaction):
+            assert isinstance(refusal(call), ForkedError)
+        tx.__exit__(ZeroDivisionError, ZeroDivisionError(), None)  # what the block has raised goes on
+        producer.close()
+
+    in_child(child)
+    tx.send("orders", b"a")
+    tx.commit()
+    assert cluster.coordinator.decisions == {Transaction(7, 0): True}
+
+
+def test_sends_of_other_threads_are_in_it_or_refused(make: Make) -> None:
+    cluster = Cluster()
+    producer = make(cluster)
+    taken: list[int] = []
+    refused = threading.Event()
+    tx = producer.transaction()
+    tx.begin()
+
+    def sends() -> None:
+        for number in range(1_000_000):
+            try:
+                producer.send("orders", b"%d" % number)
+            except InvalidInputError:
+                refused.set()
+                return
+            taken.append(number)
+
+    thread = threading.Thread(target=sends)
+    thread.start()
+    wait_for(lambda: len(taken) > 100, "some sends")
+    tx.commit()
+    thread.join()
+    assert refused.is_set()
+    written = [int(value or b"") for *_, values in cluster.batches() for value in values]
+    assert written == taken, "every send that returned is in the transaction, and nothing else is"
