@@ -19,8 +19,11 @@ if TYPE_CHECKING:
     from rayqueue.client.connect import connect_async as connect_async
     from rayqueue.client.consumer.consumer import Consumer as Consumer
     from rayqueue.client.handle import RayQueue as RayQueue
+    from rayqueue.client.process.handle import Processing as Processing
+    from rayqueue.client.process.results import Result as Result
     from rayqueue.client.producer.delivery import RecordMetadata as RecordMetadata
     from rayqueue.client.producer.producer import Producer as Producer
+    from rayqueue.client.producer.transactions.transaction import Transaction as Transaction
     from rayqueue.client.queue.drop_in import Empty as Empty
     from rayqueue.client.queue.drop_in import Full as Full
     from rayqueue.client.queue.drop_in import Queue as Queue
@@ -38,13 +41,16 @@ _WHERE = {
     "Full": "rayqueue.client.queue.drop_in",
     "Job": "rayqueue.client.queue.job",
     "JobQueue": "rayqueue.client.queue.queue",
+    "Processing": "rayqueue.client.process.handle",
     "Producer": "rayqueue.client.producer.producer",
     "Queue": "rayqueue.client.queue.drop_in",
     "RayQueue": "rayqueue.client.handle",
     "Record": "rayqueue.records",
     "RecordMetadata": "rayqueue.client.producer.delivery",
+    "Result": "rayqueue.client.process.results",
     "Settings": "rayqueue.config",
     "TopicPartition": "rayqueue.protocol.topics",
+    "Transaction": "rayqueue.client.producer.transactions.transaction",
     "connect": "rayqueue.client.connect",
     "connect_async": "rayqueue.client.connect",
 }
@@ -55,13 +61,16 @@ __all__ = [  # names that __getattr__ finds
     "Full",
     "Job",
     "JobQueue",
+    "Processing",
     "Producer",
     "Queue",
     "RayQueue",
     "Record",
     "RecordMetadata",
+    "Result",
     "Settings",
     "TopicPartition",
+    "Transaction",
     "__version__",
     "connect",
     "connect_async",

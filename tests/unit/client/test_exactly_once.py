@@ -1,0 +1,256 @@
+"""Exactly once, in a queue in memory: readers of committed records, positions and jobs in transactions; the loop."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from rayqueue import RayQueue, Record, Result
+from rayqueue.errors import InvalidInputError, ProducerFencedError, TransactionAbortedError, UnknownTransactionError
+from rayqueue.testing import memory, wait_for
+
+
+@pytest.fixture
+def rq() -> Iterator[RayQueue]:
+    with memory.connect() as queue:
+        for name in ("orders", "invoices", "state"):
+            queue.create_topic(name, partitions=2)
+        queue.create_topic("dead")
+        yield queue
+
+
+def values(rq: RayQueue, topic: str, count: int, **options: Any) -> list[bytes]:
+    """So many, or what comes within some time, in the order of each partition."""
+    with rq.consumer(topic, **{"isolation": "read_committed", **options}) as consumer:
+        found: list[Record[bytes, bytes]] = []
+        deadline_s = time.monotonic() + 10
+        while len(found) < count and time.monotonic() < deadline_s:
+            found += consumer.poll(timeout_ms=100)
+        found += consumer.poll(timeout_ms=50)  # nothing more
+        return [record.value or b"" for record in found]
+
+
+def feed(rq: RayQueue, count: int) -> None:
+    with rq.producer() as producer:
+        producer.send_many(
+            "orders", [b"%d" % each for each in range(count)], keys=[b"%d" % (each % 5) for each in range(count)]
+        )
+
+
+def test_readers_of_committed_records_see_all_or_nothing(rq: RayQueue) -> None:
+    producer = rq.producer(transactional_id="t")
+    with pytest.raises(ZeroDivisionError), producer.transaction() as tx:  # noqa: PT012
+        tx.send_many("orders", [b"never"] * 3, partition=0)
+        producer.send("orders", b"never", partition=1).result(timeout_ms=5000)
+        raise ZeroDivisionError
+    tx = producer.transaction()
+    tx.begin()
+    tx.send("orders", b"a", partition=0).result(timeout_ms=5000)
+    with rq.producer() as plain:
+        plain.send("orders", b"behind it", partition=0)
+    assert values(rq, "orders", 0) == []
+    assert len(values(rq, "orders", 6, isolation=None)) == 6, "read_uncommitted has everything"
+    with rq.consumer(partitions=[("orders", 0)], isolation="read_committed") as reader:
+        assert reader.peek("orders", 0) == []
+        assert reader.poll(timeout_ms=100) == []
+        wait_for(
+            lambda: list(reader.lag().values()) == [0], "no lag: what is aborted is passed over, what is open waits"
+        )
+        tx.commit()
+        assert [record.value for record in reader.peek("orders", 0)] == [b"a", b"behind it"]
+    assert values(rq, "orders", 2) == [b"a", b"behind it"]
+
+
+def test_positions_move_with_the_transaction_or_not_at_all(rq: RayQueue) -> None:
+    feed(rq, 10)
+    producer = rq.producer(transactional_id="t")
+    with rq.consumer("orders", group="g", delivery="exactly_once") as consumer:
+        with pytest.raises(InvalidInputError, match="transactions"):
+            consumer.commit()
+        first = wait_for(lambda: consumer.poll(timeout_ms=200), "records")
+        tx = producer.transaction()
+        tx.begin()
+        tx.send("invoices", b"torn")
+        tx.commit_offsets(consumer)
+        tx.abort()
+        again = wait_for(lambda: consumer.poll(timeout_ms=200), "the same records")
+        assert again[0].offset == 0
+        assert {(each.partition, each.offset) for each in again} & {(each.partition, each.offset) for each in first}
+        while len(again) < 10:
+            again += consumer.poll(timeout_ms=200)
+        with producer.transaction() as tx:
+            tx.send_many("invoices", [each.value for each in again])
+            tx.commit_offsets(consumer)
+        assert sum(consumer.lag().values()) == 0
+        assert consumer.poll(timeout_ms=50) == []
+    assert sorted(values(rq, "invoices", 10)) == sorted(b"%d" % each for each in range(10))
+    with (
+        rq.consumer("orders", group="other") as plain,
+        producer.transaction() as tx,
+        pytest.raises(InvalidInputError, match="exactly_once"),
+    ):
+        tx.commit_offsets(plain)
+
+
+def test_an_exception_before_commit_offsets_needs_a_rewind(rq: RayQueue) -> None:
+    feed(rq, 4)
+    producer = rq.producer(transactional_id="t")
+    with rq.consumer("orders", group="g", delivery="exactly_once") as consumer:
+        first = wait_for(lambda: consumer.poll(timeout_ms=200), "records")
+        with pytest.raises(ZeroDivisionError), producer.transaction():
+            raise ZeroDivisionError
+        consumer.rewind()
+        again = wait_for(lambda: consumer.poll(timeout_ms=200), "the same records")
+        assert again[0].offset == first[0].offset == 0
+
+
+def test_jobs_are_done_with_the_transaction(rq: RayQueue) -> None:
+    queue = rq.queue("work", retry_backoff_ms=1)
+    for each in (b"a", b"b"):
+        queue.put(each)
+    producer = rq.producer(transactional_id="t")
+    jobs: list[Any] = []
+    while len(jobs) < 2:
+        jobs += queue.get(2, timeout_ms=5000)
+    with producer.transaction() as tx:
+        tx.send("invoices", b"for a")
+        tx.ack(jobs[0])
+        with pytest.raises(InvalidInputError, match="ended already"):
+            tx.ack(jobs[0])
+    with pytest.raises(ZeroDivisionError), producer.transaction() as tx:  # noqa: PT012
+        tx.ack(jobs[1])
+        raise ZeroDivisionError
+    (again,) = queue.get(1, timeout_ms=5000)
+    assert (again.value, again.deliveries) == (jobs[1].value, 2)
+    again.ack()
+    assert queue.get(1, timeout_ms=100) == []
+    assert values(rq, "invoices", 1) == [b"for a"]
+
+
+def test_a_newer_producer_of_the_id_fences(rq: RayQueue) -> None:
+    first = rq.producer(transactional_id="t")
+    tx = first.transaction()
+    tx.begin()
+    tx.send("orders", b"zombie").result(timeout_ms=5000)
+    with rq.producer(transactional_id="t").transaction() as newer:
+        newer.send("orders", b"newer")
+    with pytest.raises(ProducerFencedError, match="must stop"):
+        tx.commit()
+    assert values(rq, "orders", 1) == [b"newer"]
+
+
+def test_an_operator_sees_and_ends_what_hangs(rq: RayQueue) -> None:
+    producer = rq.producer(transactional_id="t")
+    tx = producer.transaction()
+    tx.begin()
+    tx.send("orders", b"hangs").result(timeout_ms=5000)
+    (found,) = rq.transactions()
+    assert (found.transactional_id, found.timeout_ms) == ("t", 60_000)
+    assert "process" in found.owner
+    with pytest.raises(UnknownTransactionError):
+        rq.abort_transaction("nobody")
+    assert rq.abort_transaction("t")
+    with pytest.raises(TransactionAbortedError):
+        tx.commit()
+    with producer.transaction() as tx:
+        tx.send("orders", b"goes on")
+    assert values(rq, "orders", 1) == [b"goes on"]
+
+
+# -- the loop -------------------------------------------------------------------------------------
+
+
+def test_each_record_is_processed_once(rq: RayQueue) -> None:
+    feed(rq, 50)
+
+    def double(record: Record[bytes, bytes]) -> Any:
+        number = int(record.value or b"")
+        if number % 10 == 0:
+            return None
+        return [b"%d" % number, Result(b"%d!" % number, record.key, topic="dead")] if number == 7 else b"%d" % number
+
+    with rq.process("orders", "invoices", double, group="g", batch=7, idle_ms=500) as run:
+        assert run.wait(timeout_ms=20_000)
+        figures = run.figures()
+    assert (figures.records, figures.results) == (50, 46)
+    wanted = [b"%d" % each for each in range(50) if each % 10]
+    assert sorted(values(rq, "invoices", 45)) == sorted(wanted)
+    assert values(rq, "dead", 1) == [b"7!"]
+
+
+def test_what_always_fails_becomes_a_dead_letter_and_what_fails_sometimes_does_not(rq: RayQueue) -> None:
+    feed(rq, 6)
+    calls: dict[bytes, int] = {}
+
+    async def fails(record: Record[bytes, bytes]) -> bytes:
+        await asyncio.sleep(0)
+        value = record.value or b""
+        calls[value] = calls.get(value, 0) + 1
+        if value == b"3" or (value == b"4" and calls[value] < 3):
+            raise ValueError("poison")
+        return value
+
+    options: Any = {"group": "g", "retries": 2, "retry_backoff_ms": 1, "idle_ms": 500}
+    with rq.process("orders", "invoices", fails, dead_letters="dead", **options) as run:
+        assert run.wait(timeout_ms=20_000)
+        assert (run.figures().dead_letters, run.figures().results) == (1, 5)
+    assert (calls[b"3"], calls[b"4"]) == (3, 3)
+    assert sorted(values(rq, "invoices", 5)) == [b"0", b"1", b"2", b"4", b"5"]
+    with rq.consumer("dead") as consumer:
+        (letter,) = wait_for(lambda: consumer.poll(timeout_ms=200), "the dead letter")
+    assert letter.value == b"3"
+    assert dict(letter.headers)["dead-letter-reason"] == b"ValueError: poison"
+
+
+def test_without_dead_letters_the_error_ends_the_loop(rq: RayQueue) -> None:
+    feed(rq, 1)
+
+    def fails(record: Record[bytes, bytes]) -> bytes:
+        raise ValueError("poison")
+
+    run = rq.process("orders", "invoices", fails, group="g", retries=0)
+    with pytest.raises(ValueError, match="poison"):
+        run.wait(timeout_ms=20_000)
+    assert values(rq, "invoices", 0) == []
+
+
+def test_a_state_is_committed_with_the_results_and_is_there_again(rq: RayQueue) -> None:
+    feed(rq, 20)
+
+    def count(record: Record[bytes, bytes], state: Any) -> bytes:
+        key = record.key or b""
+        state[key] = b"%d" % (int(state.get(key, b"0")) + 1)
+        if record.value == b"7" and failing:
+            failing.clear()
+            raise ValueError("after it has changed the state")
+        return key + b"=" + state[key]  # type: ignore[no-any-return]
+
+    failing = [True]
+    for fed in (20, 20):
+        with rq.process(
+            "orders", "invoices", count, group="g", batch=3, state="state", retry_backoff_ms=1, idle_ms=500
+        ) as run:
+            assert run.wait(timeout_ms=20_000)
+            assert run.figures().records == fed
+        feed(rq, 20)
+    wanted = [b"%d=%d" % (key, number) for key in range(5) for number in range(1, 9)]
+    assert sorted(values(rq, "invoices", 40)) == sorted(wanted), "no count twice, none missing"
+
+
+def test_impossible_loops_are_refused(rq: RayQueue) -> None:
+    wishes: list[tuple[tuple[Any, ...], dict[str, Any]]] = [
+        (("orders", "orders", len), {}),
+        (("orders", "invoices", "no function"), {}),
+        (("orders", "invoices", len), {"batch": 0}),
+        (("orders", "invoices", len), {"workers": -1}),
+        (("orders", "invoices", len), {"state": "invoices"}),
+        (("orders", "invoices", len), {"state": "dead"}),
+        (("orders", "invoices", len), {"retires": 1}),
+    ]
+    for arguments, options in wishes:
+        with pytest.raises(InvalidInputError):
+            rq.process(*arguments, group="g", **options)
