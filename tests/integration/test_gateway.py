@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -44,8 +46,16 @@ def rq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[rayqueue.RayQueue]:
 
 
 def free_ports() -> tuple[int, int]:
-    with socket.create_server(("127.0.0.1", 0)) as one, socket.create_server(("127.0.0.1", 0)) as two:
-        return one.getsockname()[1], two.getsockname()[1]
+    """Two that nobody gets by chance before the gateway does: Ray's workers have 10002 to 19999, and the system gives
+    out 32768 and above.
+    """
+    found: list[int] = []
+    for port in random.sample(range(20_500, 32_000), 100):
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            found.append(port)
+        if len(found) == 2:
+            return found[0], found[1]
+    raise AssertionError("no free port")
 
 
 @pytest.fixture(scope="module")
