@@ -41,6 +41,8 @@ _log = logging.getLogger(__name__)
 POLL_MS = 200
 """How soon a loop without records notices that it is to stop."""
 _MAX_BACKOFF_MS = 10_000
+_JOIN_S = 10.0
+"""A worker that has no partition by then is counted as idle: there may be more workers than partitions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,8 +150,12 @@ class ProcessLoop:
 
     def _loop(self, consumer: Any, producer: Any) -> None:
         settings = self._settings
-        heard_s = time.monotonic()
+        began_s = heard_s = time.monotonic()
+        joined = False
         while not self._stopping.is_set():
+            if not joined:  # until then there is nothing to be idle at
+                joined = bool(consumer.assignment()) or time.monotonic() - began_s > _JOIN_S
+                heard_s = time.monotonic()
             try:
                 records = consumer.poll(timeout_ms=POLL_MS)
                 if records:

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from rayqueue import RayQueue, Record, Result
+from rayqueue import Processing, RayQueue, Record, Result
+from rayqueue.client.process.loop import Figures
 from rayqueue.errors import InvalidInputError, ProducerFencedError, TransactionAbortedError, UnknownTransactionError
 from rayqueue.testing import memory, wait_for
 
@@ -161,6 +162,18 @@ def test_an_operator_sees_and_ends_what_hangs(rq: RayQueue) -> None:
     assert values(rq, "orders", 1) == [b"goes on"]
 
 
+def processed(run: Processing, records: int) -> Figures:
+    """Once it has done so many."""
+    wait_for(lambda: run.figures().records >= records, f"{records} records", timeout_s=30)
+    return run.figures()
+
+
+def test_an_idle_loop_ends(rq: RayQueue) -> None:
+    feed(rq, 3)
+    with rq.process("orders", "invoices", lambda record: record.value, group="g", idle_ms=50) as run:
+        assert run.wait(timeout_ms=30_000)
+
+
 # -- the loop -------------------------------------------------------------------------------------
 
 
@@ -173,9 +186,8 @@ def test_each_record_is_processed_once(rq: RayQueue) -> None:
             return None
         return [b"%d" % number, Result(b"%d!" % number, record.key, topic="dead")] if number == 7 else b"%d" % number
 
-    with rq.process("orders", "invoices", double, group="g", batch=7, idle_ms=500) as run:
-        assert run.wait(timeout_ms=20_000)
-        figures = run.figures()
+    with rq.process("orders", "invoices", double, group="g", batch=7) as run:
+        figures = processed(run, 50)
     assert (figures.records, figures.results) == (50, 46)
     wanted = [b"%d" % each for each in range(50) if each % 10]
     assert sorted(values(rq, "invoices", 45)) == sorted(wanted)
@@ -194,10 +206,10 @@ def test_what_always_fails_becomes_a_dead_letter_and_what_fails_sometimes_does_n
             raise ValueError("poison")
         return value
 
-    options: Any = {"group": "g", "retries": 2, "retry_backoff_ms": 1, "idle_ms": 500}
+    options: Any = {"group": "g", "retries": 2, "retry_backoff_ms": 1}
     with rq.process("orders", "invoices", fails, dead_letters="dead", **options) as run:
-        assert run.wait(timeout_ms=20_000)
-        assert (run.figures().dead_letters, run.figures().results) == (1, 5)
+        figures = processed(run, 6)
+        assert (figures.dead_letters, figures.results) == (1, 5)
     assert (calls[b"3"], calls[b"4"]) == (3, 3)
     assert sorted(values(rq, "invoices", 5)) == [b"0", b"1", b"2", b"4", b"5"]
     with rq.consumer("dead") as consumer:
@@ -230,12 +242,9 @@ def test_a_state_is_committed_with_the_results_and_is_there_again(rq: RayQueue) 
         return key + b"=" + state[key]  # type: ignore[no-any-return]
 
     failing = [True]
-    for fed in (20, 20):
-        with rq.process(
-            "orders", "invoices", count, group="g", batch=3, state="state", retry_backoff_ms=1, idle_ms=500
-        ) as run:
-            assert run.wait(timeout_ms=20_000)
-            assert run.figures().records == fed
+    for _ in range(2):
+        with rq.process("orders", "invoices", count, group="g", batch=3, state="state", retry_backoff_ms=1) as run:
+            assert processed(run, 20).records == 20
         feed(rq, 20)
     wanted = [b"%d=%d" % (key, number) for key in range(5) for number in range(1, 9)]
     assert sorted(values(rq, "invoices", 40)) == sorted(wanted), "no count twice, none missing"
