@@ -44,8 +44,9 @@ MOST_BROKERS = 6
 LOOK_EVERY_S = 0.3
 GIVEN_UP_AFTER_S = (0.3, 1.5)
 """Whoever leads counts from when it saw it first, so that two leaders do not agree."""
-NOTICED_AFTER_S = 1.2
-"""A little more than the heartbeats after which the engine counts on nobody who is silent."""
+NOTICED_AFTER_S = 6.5
+"""More than the heartbeats after which the engine counts on nobody who is silent, the longest way of an answer that was
+sent before, and the longest pause of the leader itself."""
 
 
 class SimKeeper:
@@ -281,7 +282,7 @@ class SimKeeper:
             self._world.nodes[node].kill()
             self._lost.add(node)
             self._lost_s = self._world.clock.now
-            self._reports_s[node] = self._lost_s + self._rng.choice((0, self._rng.uniform(0, 5)))
+            self._reports_s[node] = self._lost_s + self._rng.choice((0, self._rng.uniform(0, 14)))
 
     def _drain(self, broker: str) -> None:
         if broker in self._draining:

@@ -23,9 +23,9 @@ def test_campaign_loses_nothing_and_never_sticks() -> None:
     check_campaign("cluster", SCHEDULES, acked_each=20, snapshots_each=0.05)
 
 
-# Seeds that once failed. 6693: a member was thrown out and taken in again under its id in one step. 40, 80: a healthy
+# Seeds that once failed. 6693: a member was thrown out and taken in again under its id in one step. 40, 154: a healthy
 # coordinator left on purpose beside one whose disk was lost, and the rest could not decide even that.
-@pytest.mark.parametrize("seed", [6693, 40, 80])
+@pytest.mark.parametrize("seed", [6693, 40, 154])
 def test_what_was_found_stays_fixed(seed: int) -> None:
     ClusterWorld(seed).run()
 
