@@ -223,19 +223,23 @@ class Feeder(TxProducer):
         values = [b"in %d" % self.world.next_number() for _ in range(count)]
         if self.rng.random() < 0.5:
             await self.send_plain(0, values)
+            self.world.promised(values, there=True)
             return
         try:
             if self.at is None:
                 await self.init()
             for value in values:
                 await self.send(0, [value])
-            await self.end(commit=self.rng.random() < 0.7)
+            self.world.promised(values, there=await self.end(commit=self.rng.random() < 0.7))
         except _ENDED:
             self.at = None
 
 
 class Processor(TxProducer):
     """Reads input, and sends one result for each record of it."""
+
+    persists = False
+    """It takes over again and again. One that does will come to the end."""
 
     def __init__(self, world: TxWorld, name: str, rng: Random, transactional_id: str) -> None:
         self.transactional_id = transactional_id
@@ -246,7 +250,8 @@ class Processor(TxProducer):
     async def _main(self) -> None:
         while True:
             if not self.wants:
-                await asyncio.sleep(0.05)
+                await asyncio.sleep(1.0 if self.persists else 0.05)
+                self.wants = self.wants or self.persists
                 continue
             self.wants = False
             generation = self.world.next_number()
@@ -257,8 +262,7 @@ class Processor(TxProducer):
                     await self.init(resume=self.at is not None)
                 await self._process(generation, position.offsets.get(0, 0))
             except (ProducerFencedError, UnknownTransactionError):
-                self.at = None
-                self.wants = self.world.healed
+                self.at = None  # another one has its id: two that take it from each other would never come to an end
             except StaleGenerationError:
                 await self._give_up()
             except _ENDED:
@@ -298,9 +302,9 @@ class Processor(TxProducer):
         self.rng.shuffle(work)
         for each in work:
             await each()
-            if self.rng.random() < 0.1:
+            if self.rng.random() < 0.1 and not self.world.healing:
                 await asyncio.sleep(self.rng.choice((0.05, 0.5, 2 * TIMEOUT_MS / 1000)))
-        return await self.end(commit=self.rng.random() < 0.9)
+        return await self.end(commit=self.world.healing or self.rng.random() < 0.9)
 
 
 class Reader(TxApp):
@@ -319,7 +323,7 @@ class Reader(TxApp):
             request = FetchRequest(asked, self.rng.choice((1, 300, 3_000)), self.rng.choice((0, 300)), flags)
             try:
                 if flags & READ_FOLLOWER:
-                    channel = await route.any_replica()
+                    channel = await route._replicas.channel(self.rng.choice(route.nodes))
                     answer = await asyncio.wait_for(channel.fetch(request), 3.0)
                 else:
                     answer = await self.fetch(route, request)

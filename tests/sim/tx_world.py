@@ -181,12 +181,13 @@ class TxWorld(AppWorld):
         cluster = base.cluster.model_copy(update={"resolve_after_ms": self.rng.choice((100, 400))})
         self.settings = base.model_copy(update={"cluster": cluster})
         self.diligence = self.rng.choice((0.3, 0.8, 0.95))
-        self.healed = False
+        self.healing = False
         self.feeders: list[Feeder] = []
         self.processors: list[Processor] = []
         self.others: list[TxApp] = []
         self.settlers: list[Any] = []
         self._told: dict[Key, tuple[str, bool]] = {}
+        self._promised: dict[bytes, bool] = {}
         self._numbers = 0
 
     # -- for applications ------------------------------------------------------------------
@@ -209,6 +210,10 @@ class TxWorld(AppWorld):
         if decided != committed:
             raise BrokenError(Invariant.TRUE_FATE, f"{who} was told that {key} is committed: {committed}")
         self._told[key] = who, committed
+
+    def promised(self, values: list[bytes], *, there: bool) -> None:
+        """A feeder was told that its input is there, or that it never will be."""
+        self._promised |= dict.fromkeys(values, there)
 
     def ended(self, key: Key, group_id: str, *, commit: bool) -> None:
         if commit != self.decisions.is_committed(key, group_id):
@@ -424,6 +429,7 @@ class TxWorld(AppWorld):
     def _heal(self) -> None:
         self.faults = set()
         self.diligence = 1.0
+        self.healing = True
         self.internet.slow_s = 0.0
         for group in self._group_ids.values():
             group.network.weather = Weather()
@@ -433,9 +439,9 @@ class TxWorld(AppWorld):
             group.heal()
         for app in (*self.feeders, *self.processors):
             app.process.cut = False
-        self.healed = True
         self._new_feeder()
         self._new_processor("last")
+        self.processors[-1].persists = True
         self._feed_some()
         if not self.clock.run_until(self.clock.now + HEAL_S, self._settled, max_events=900_000):
             raise BrokenError(Invariant.PROGRESS, f"no progress after healing: {self._describe_tx()}")
@@ -479,11 +485,15 @@ class TxWorld(AppWorld):
         for key, (who, committed) in self._told.items():
             if decisions.decided.get(key, (False, ()))[0] != committed:
                 raise BrokenError(Invariant.TRUE_FATE, f"{who} was told of {key} that it is committed: {committed}")
+        inputs = set(self._inputs())
+        wrong = [value for value, there in self._promised.items() if there != (value in inputs)]
+        if wrong:
+            raise BrokenError(Invariant.TRUE_FATE, f"a feeder was told otherwise: {wrong[:5]}")
         results = self._results()
         twice = {each for each in results if results.count(each) > 1}
         if twice:
             raise BrokenError(Invariant.EXACTLY_ONCE, f"these have two results: {sorted(twice)[:5]}")
-        if set(results) != set(self._inputs()):
+        if set(results) != inputs:
             raise BrokenError(Invariant.EXACTLY_ONCE, "there are results of what is no input, or inputs without one")
         position = self.checker(0).reads.machine.position(GROUP)
         last = max(

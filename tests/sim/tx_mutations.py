@@ -1,0 +1,168 @@
+"""Each rule of transactions, switched off: the simulator must notice every time.
+
+As in ``mutations``, methods are replaced while a schedule runs; ``faults`` narrows
+what happens to what the rule is for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from unittest.mock import patch
+
+from msgspec.structs import replace
+
+from rayqueue.cluster import transactions as cluster
+from rayqueue.cluster.commands import FinishTransactions, InitTransactions
+from rayqueue.cluster.fates import Fates
+from rayqueue.cluster.transactions import CommitRow
+from rayqueue.ids import Index, Offset
+from rayqueue.partition.answers import Staged
+from rayqueue.partition.producers import Producers
+from rayqueue.partition.transactions import open as opened
+from rayqueue.partition.transactions.commands import StageOffsets
+from rayqueue.partition.transactions.endings import Endings
+from rayqueue.partition.transactions.open import StagedPosition
+from rayqueue.protocol.transactions import ResolveTransactions, Transaction
+from rayqueue.replica.carrying import Carrier
+from rayqueue.replica.tail import Tail
+from tests.sim.frame import Mutation
+from tests.sim.invariants import BrokenRule, Invariant
+from tests.sim.tx_world import TxWorld
+
+Key = tuple[int, int]
+Replaced = tuple[Any, str, Any]
+
+_APPS = frozenset(("app_pause", "app_kill", "app_zombie", "take_over"))
+_ALL = _APPS | {"partition", "kill", "transfer", "pause", "app_cut", "app_reset"}
+
+
+class TxMutation(Mutation):
+    """``beside``: another rule that is switched off with it, without which nobody would notice."""
+
+    make = TxWorld
+
+    def __init__(
+        self, name: str, finding: str, rule: BrokenRule, replaced: Replaced, *beside: Replaced, faults: Any = _ALL
+    ) -> None:
+        super().__init__(name, finding, rule, *replaced, faults)
+        self._beside = beside
+
+    @contextmanager
+    def active(self) -> Iterator[None]:
+        with super().active(), ExitStack() as stack:
+            for each in self._beside:
+                stack.enter_context(patch.object(*each))
+            yield
+
+
+def _forget_aborted(tail: Tail, lanes: Any, aborted: Any) -> None:
+    tail.grown.update(lanes)
+
+
+def _end_as_committed(known: opened.Transactions, key: Key, *, commit: bool) -> Any:
+    """The index keeps nothing of what was aborted."""
+    return _end(known, key, commit=True)
+
+
+_end = opened.Transactions.end
+
+
+def _unfenced(producers: Producers, producer_id: int, epoch: int, index: Index, settings: Any) -> None:
+    """A marker leaves the producer's epoch as it is."""
+
+
+def _same_pair(known: cluster.Transactions, key: Key) -> Key:
+    """All transactions of a producer have one epoch."""
+    return key
+
+
+def _no_room(known: cluster.Transactions, row: CommitRow) -> None:
+    """A commit is not kept until all know it."""
+
+
+def _finish_unmarked(carrier: Carrier, group_id: str, rows: list[CommitRow], partitions: Mapping[str, Any]) -> Any:
+    """Commits are forgotten before their participants know them."""
+    return carrier._change(FinishTransactions(tuple([row.key for row in rows]), group_id))
+
+
+def _take_along(known: cluster.Transactions, command: InitTransactions, now_ms: int) -> Any:
+    """A newer producer goes on where the older one is."""
+    row = known.ids.get(command.transactional_id)
+    if row is None:
+        return _init(known, command, now_ms)
+    known._put(replace(row, attempt=command.attempt))
+    return Transaction(*row.key)
+
+
+_init = cluster.Transactions.init
+
+
+def _tell_unwritten(fates: Fates, now_s: float, call: ResolveTransactions, reply: Callable[[Any], None]) -> None:
+    """What is late is said to be aborted, and nobody has decided it."""
+
+    def told() -> tuple[str, ...]:
+        late, known = fates._late(call.transactions), fates._machine.transactions
+        keys = [(each.producer_id, each.epoch) for each in call.transactions]
+        return tuple(["aborted" if key in late else known.fate(key, call.group_id) for key in keys])
+
+    fates._read(told, reply)
+
+
+def _stage_anyway(endings: Endings, index: Index, key: Key, command: StageOffsets) -> Staged:
+    """Positions are staged whatever generation has been here."""
+    position = StagedPosition(command.generation, command.offsets, command.metadata)
+    endings._partition.transactions.stage_position(key, command.group, position)
+    return Staged()
+
+
+def _nothing_open(known: opened.Transactions, lane: int | None = None) -> Offset | None:
+    return None
+
+
+_READS = BrokenRule(Invariant.COMMITTED_READS, frozenset({Invariant.EXACTLY_ONCE, Invariant.PROGRESS}))
+_ATOMIC = BrokenRule(
+    Invariant.ATOMIC,
+    frozenset({Invariant.EXACTLY_ONCE, Invariant.TRUE_FATE, Invariant.PROGRESS, Invariant.COMMITTED_READS}),
+)
+
+TX_MUTATIONS = (
+    TxMutation(
+        "tail-forgets-aborted",
+        "readers at the end of the log see what was aborted",
+        _READS,
+        (Tail, "ended", _forget_aborted),
+    ),
+    TxMutation(
+        "tail-shows-open",
+        "readers at the end of the log see what is open",
+        _READS,
+        (opened.Transactions, "first_open", _nothing_open),
+    ),
+    TxMutation(
+        "one-epoch-for-all",
+        "a late send or marker of one transaction counts for the next (KIP-890)",
+        _ATOMIC,
+        (cluster.Transactions, "_after", _same_pair),
+        (Producers, "fence", _unfenced),
+    ),
+    TxMutation(
+        "commit-is-not-kept",
+        "participants without a marker are told that a committed transaction was aborted",
+        _ATOMIC,
+        (cluster.Transactions, "_put_commit", _no_room),
+    ),
+    TxMutation(
+        "claims-do-not-wait",
+        "a new owner begins before the position that a transaction of the old one then commits",
+        BrokenRule(Invariant.EXACTLY_ONCE),
+        (opened.Transactions, "pending", lambda known, group, generation: None),
+    ),
+    TxMutation(
+        "stage-without-generation",
+        "who has lost the partition commits results, and not the position",
+        BrokenRule(Invariant.EXACTLY_ONCE),
+        (Endings, "_stage_offsets", _stage_anyway),
+    ),
+)
