@@ -251,7 +251,7 @@ class Processor(TxProducer):
         while True:
             if not self.wants:
                 await asyncio.sleep(1.0 if self.persists else 0.05)
-                self.wants = self.wants or self.persists
+                self.wants |= self.persists
                 continue
             self.wants = False
             generation = self.world.next_number()
