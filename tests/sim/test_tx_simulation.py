@@ -13,7 +13,7 @@ from tests.sim.tx_world import TxWorld
 # Seconds of CPU, not of waiting: how long they take depends on what else the machine does.
 pytestmark = pytest.mark.timeout(600)
 
-MUTATION_SCHEDULES = 60
+MUTATION_SCHEDULES = 100
 
 
 def test_producers_meet_what_they_must_live_with() -> None:

@@ -165,4 +165,34 @@ TX_MUTATIONS = (
         BrokenRule(Invariant.EXACTLY_ONCE),
         (Endings, "_stage_offsets", _stage_anyway),
     ),
+    TxMutation(
+        "marker-does-not-fence",
+        "a send that comes after the marker of its transaction opens it again",
+        _ATOMIC,
+        (Producers, "fence", _unfenced),
+    ),
+    TxMutation(
+        "finished-without-markers",
+        "a commit is forgotten before its participants know it, and they are told that it was aborted",
+        _ATOMIC,
+        (Carrier, "_carry", _finish_unmarked),
+    ),
+    TxMutation(
+        "late-is-not-decided",
+        "one partition is told that a late transaction was aborted, and its producer commits it",
+        _ATOMIC,
+        (Fates, "_resolve", _tell_unwritten),
+    ),
+    TxMutation(
+        "index-forgets-aborted",
+        "readers see what was aborted",
+        _READS,
+        (opened.Transactions, "end", _end_as_committed),
+    ),
+    TxMutation(
+        "newer-does-not-fence",
+        "two producers of one id write in one transaction",
+        BrokenRule(Invariant.EXACTLY_ONCE, _ATOMIC.also | {Invariant.ATOMIC}),
+        (cluster.Transactions, "init", _take_along),
+    ),
 )

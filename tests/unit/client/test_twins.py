@@ -20,16 +20,18 @@ from rayqueue.client.io import IoThread
 from rayqueue.client.producer.encoding import EncodingProducer
 from rayqueue.client.producer.producer import Producer
 from rayqueue.client.producer.topic import Topic, TopicProducer
+from rayqueue.client.producer.transactions.transaction import Transaction
 from rayqueue.client.twins import awaiting, beside, blocking, in_io, of_application, part, rest
 from rayqueue.client.wakeup import Wakeup
 from rayqueue.errors import InvalidInputError, RayQueueError
 
 NOT_BLOCKING: dict[type, set[str]] = {
     RayQueue: set(),
-    Producer: set(),
-    EncodingProducer: set(),
+    Producer: {"transaction"},
+    EncodingProducer: {"transaction"},
     Topic: set(),
-    TopicProducer: set(),
+    TopicProducer: {"transaction"},
+    Transaction: set(),
     Consumer: {"ack", "assignment", "paused", "take_set_aside", "wakeup"},
 }
 """Public methods without a twin, because there is nothing in them to wait for."""
