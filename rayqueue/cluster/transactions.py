@@ -159,7 +159,7 @@ class Transactions:
         if key == row.last and key != row.key:
             return self._again(row, command.commit, named)
         if key != row.key:
-            return _taken(row)
+            return _taken(row, committed=command.commit and key in self.commits)
         self.finish(FinishTransactions(command.finished), only=row.transactional_id)
         if command.commit and command.participants:
             self._put_commit(CommitRow(row.transactional_id, *key, command.participants, now_ms))
@@ -260,10 +260,12 @@ def _unknown(transactional_id: str) -> UnknownTransactionError:
     )
 
 
-def _taken(row: IdRow) -> ProducerFencedError:
+def _taken(row: IdRow, *, committed: bool = False) -> ProducerFencedError:
+    """``committed``: what is asked for was decided before. That this is not said means nothing."""
     return ProducerFencedError(
         f"transactional id {row.transactional_id!r} belongs to another producer, or a later transaction: "
         f"{row.owner or 'unknown'}, epoch {row.epoch}",
         current=row.epoch,
         owner=row.owner,
+        **({"committed": True} if committed else {}),
     )

@@ -15,7 +15,8 @@ before (``End``). ADR 38 says who asks whom.
 - Everything of a transaction is acknowledged before its end is asked for. What failed, or may have, dooms it.
 - ``UNSURE``: the coordinator has not answered. Asking again, with the same words, gives the outcome; the next ``begin``
   asks first. A commit that is unsure is never turned into an abort.
-- ``FENCED``: another producer has the id. Nothing leads out of it.
+- ``FENCED``: another producer has the id. Nothing leads out of it. If an earlier attempt at the same commit was not
+  answered, that does not say that it was aborted: it may have been decided before the other one came.
 - Markers are on their way while the next transaction is open already. A commit of which all have arrived is told to
   the coordinator with the next ``End``, or at the end (``Finish``).
 """
@@ -132,6 +133,8 @@ class TransactionLife:
         """Another one is to begin once this one has ended."""
         self._participants: set[str] = set()
         self._call: EndTransaction | None = None
+        self._unanswered = False
+        """It was asked for before, and may have been decided then."""
         self._finished: list[Transaction] = []
 
     @property
@@ -240,12 +243,18 @@ class TransactionLife:
             actions.append(Raise(InvariantBrokenError(f"the coordinator has not decided of {self._id!r} as asked")))
         return actions + self._ended()
 
+    def unanswered(self) -> None:
+        """The coordinator was asked, may have decided, and is asked again."""
+        self._take(State.ENDING)
+        self._unanswered = True
+
     def not_decided(self, error: RayQueueError) -> list[Action]:
         self._take(State.ENDING)
         call = self._call
         assert call is not None  # noqa: S101  # it was asked for
         if error.retriable or isinstance(error, OutcomeUnknownError):
             self.state = State.UNSURE
+            self._unanswered = True
             if self._beginning:
                 self._beginning = False
                 return [Raise(error)]
@@ -253,10 +262,16 @@ class TransactionLife:
                 return [Raise(self._unsure(error))]
             return self._told()  # never committed; the coordinator aborts it when its time is up
         self._call = None
+        told = call.commit and not self._beginning  # somebody wants to know how it has ended
         if isinstance(error, ProducerFencedError):
-            return self._fence(error)
+            fenced = self._fence(error)
+            if told and error.details.get("committed"):
+                return []
+            return [Raise(self._never_known(error))] if told and self._unanswered else fenced
         self.state, self.transaction = State.NEW, None
         self._anew = not isinstance(error, TransactionAbortedError)
+        if told and self._unanswered and isinstance(error, UnknownTransactionError):
+            return [Raise(self._never_known(error))]
         if call.commit:
             self._doom = self._doom or error
         return self._ended()
@@ -298,6 +313,7 @@ class TransactionLife:
             self.state = State.READY
             return self._ended()
         self.state = State.ENDING
+        self._unanswered = False
         self._call = EndTransaction(
             transactional_id=self._id,
             producer_id=self.current.producer_id,
@@ -351,6 +367,13 @@ class TransactionLife:
         return OutcomeUnknownError(
             f"whether the transaction of {self._id!r} is committed is not known: the coordinator has not answered. "
             f"commit() again asks again{'' if error is None else f' ({error})'}",
+            transactional_id=self._id,
+        )
+
+    def _never_known(self, error: RayQueueError) -> OutcomeUnknownError:
+        return OutcomeUnknownError(
+            f"whether the transaction of {self._id!r} is committed is not known, and the coordinator cannot say it any "
+            f"more: an earlier answer was lost, and then {error}. Readers see all of it, or nothing",
             transactional_id=self._id,
         )
 

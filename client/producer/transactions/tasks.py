@@ -17,6 +17,7 @@ import uuid
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from typing import NamedTuple, TypeVar
+from weakref import WeakSet
 
 from rayqueue.client.producer.accumulator import Accumulator
 from rayqueue.client.producer.sender import Sender
@@ -34,11 +35,13 @@ from rayqueue.client.producer.transactions.life import (
     TransactionLife,
     aborted,
 )
-from rayqueue.errors import ClosedError, InvalidInputError, RayQueueError, TopicError
+from rayqueue.errors import ClosedError, InvalidInputError, OutcomeUnknownError, RayQueueError, TopicError
 from rayqueue.net.interfaces import Routes, ask, same_topic
 from rayqueue.protocol.jobs import Settled
 from rayqueue.protocol.topics import TopicPartition
 from rayqueue.protocol.transactions import (
+    Decided,
+    EndTransaction,
     FinishTransactions,
     InitTransactions,
     MarkTransaction,
@@ -106,6 +109,8 @@ class TransactionTasks:
         self._places: dict[str, Place] = {}
         self._marking: asyncio.Task[None] | None = None
         self._owner: object = None
+        self._gone: WeakSet[object] = WeakSet()
+        """Owners who were cancelled while they began."""
         self._closed = False
         accumulator.on_failure = self._failed
         accumulator.refuse(self._no_transaction)
@@ -117,6 +122,8 @@ class TransactionTasks:
         async with self._turn:
             if self._closed:
                 raise ClosedError("this producer was closed; make a new one")
+            if owner in self._gone:  # and its going has overtaken it
+                return 0
             await self._carry_out(self.life.begin())
             self._owner = owner
             return self.life.number
@@ -124,6 +131,7 @@ class TransactionTasks:
     async def abandon(self, owner: object) -> None:
         """Whoever has begun was cancelled on the way, and does not know that it is open, if it is."""
         async with self._turn:
+            self._gone.add(owner)
             if self._owner is owner and self.life.state in (State.OPEN, State.DOOMED):
                 await self._carry_out(self.life.abort())
 
@@ -317,11 +325,20 @@ class TransactionTasks:
         if self._marking is not None:
             await asyncio.wait((self._marking,))
         try:
-            return self.life.decided(await self._routes.coordinator.call(action.call))
+            return self.life.decided(await self._decision(action.call))
         except RayQueueError as error:
             if not action.call.commit and (error.retriable or self.life.state is State.ENDING):
                 _log.warning("transaction of %r: the coordinator was not told that it is aborted: %s", self._id, error)
             return self.life.not_decided(error)
+
+    async def _decision(self, call: EndTransaction) -> Decided:
+        coordinator = self._routes.coordinator
+        try:
+            decided: Decided = await coordinator.call(call, idempotent=False)
+        except OutcomeUnknownError:  # what a later answer means depends on it
+            self.life.unanswered()
+            decided = await coordinator.call(call)
+        return decided
 
     async def _mark(self, action: Mark, places: dict[str, Place]) -> None:
         transaction, commit, seals = action

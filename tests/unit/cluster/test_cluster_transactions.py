@@ -98,6 +98,22 @@ def test_a_newer_producer_fences_the_older(log: ClusterLog) -> None:
     assert isinstance(init(log, "c", name="never", resume=True), UnknownTransactionError)
 
 
+def test_who_is_fenced_is_told_of_a_commit_as_long_as_it_is_known(log: ClusterLog) -> None:
+    """Its first answer was lost, and another producer came before it asked again."""
+    first = init(log)
+    end(log, first)
+    init(log, "b")
+
+    def told(commit: bool) -> Any:
+        error = end(log, first, commit=commit)
+        assert isinstance(error, ProducerFencedError)
+        return error.details.get("committed")
+
+    assert (told(True), told(False)) == (True, None)
+    log.apply(commands.FinishTransactions(((first.producer_id, first.epoch),)))
+    assert told(True) is None
+
+
 def test_what_somebody_else_aborts_cannot_be_committed(log: ClusterLog) -> None:
     first = init(log)
     keys = ((first.producer_id, first.epoch), (99, 0))

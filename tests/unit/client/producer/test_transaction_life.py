@@ -170,6 +170,47 @@ def test_fenced_is_for_ever(life: TransactionLife) -> None:
     assert life.closed() == []
 
 
+@pytest.mark.parametrize("later", [ProducerFencedError("newer"), UnknownTransactionError("who?")])
+@pytest.mark.parametrize("earlier", ["at once", "by the application"])
+def test_a_lost_answer_is_not_an_abort_whatever_comes_after_it(
+    life: TransactionLife, earlier: str, later: RayQueueError
+) -> None:
+    """It was told as aborted, though the first attempt may have been decided before the id went to another."""
+    life.commit()
+    end = asked(life.flushed(["orders-0"]))
+    if earlier == "at once":
+        life.unanswered()
+    else:
+        life.not_decided(OutcomeUnknownError("no answer"))
+        assert life.commit() == [end]
+    told = raised(life.not_decided(later))
+    assert isinstance(told, OutcomeUnknownError)
+    assert "all of it, or nothing" in str(told)
+    if isinstance(later, ProducerFencedError):
+        assert isinstance(raised(life.begin()), ProducerFencedError)
+    else:
+        assert life.begin() == [Init(resume=False, anew=True)]
+
+
+def test_a_commit_that_a_newer_producer_came_after_is_a_commit(life: TransactionLife) -> None:
+    life.commit()
+    asked(life.flushed(["orders-0"]))
+    life.unanswered()
+    assert life.not_decided(ProducerFencedError("newer", committed=True)) == []
+    assert isinstance(raised(life.begin()), ProducerFencedError)
+
+
+def test_a_lost_answer_of_one_transaction_says_nothing_of_the_next(life: TransactionLife) -> None:
+    life.commit()
+    asked(life.flushed(["orders-0"]))
+    life.unanswered()
+    life.decided(Decided(True, (b"",), SECOND))
+    life.begin()
+    life.commit()
+    asked(life.flushed(["orders-0"]))
+    assert isinstance(raised(life.not_decided(ProducerFencedError("newer"))), ProducerFencedError)
+
+
 def test_whoever_was_aborted_by_a_newer_one_learns_it_from_the_coordinator(life: TransactionLife) -> None:
     life.failed(ProducerFencedError("a partition says so: fenced, or aborted by its timeout"))
     life.commit()

@@ -56,7 +56,7 @@ class Coordinator:
         self.epoch = 0
         self.decisions: dict[Transaction, bool] = {}
 
-    async def call(self, call: Any, *, timeout_ms: int | None = None) -> Any:
+    async def call(self, call: Any, *, timeout_ms: int | None = None, idempotent: bool = True) -> Any:
         await asyncio.sleep(0.001)
         self.calls.append(call)
         problem = self.script.pop(0) if self.script and isinstance(call, EndTransaction | InitTransactions) else None
@@ -294,7 +294,7 @@ def test_no_answer_to_the_end_is_unknown_and_asking_again_tells(make: Make) -> N
     tx = producer.transaction()
     tx.begin()
     tx.send("orders", b"a")
-    cluster.coordinator.script = [(OutcomeUnknownError("the connection broke"),)]
+    cluster.coordinator.script = [(OutcomeUnknownError("the connection broke"),)] * 2
     with pytest.raises(OutcomeUnknownError, match="is not known"):
         tx.commit()
     with pytest.raises(OutcomeUnknownError):
@@ -302,6 +302,23 @@ def test_no_answer_to_the_end_is_unknown_and_asking_again_tells(make: Make) -> N
     tx.commit()
     assert cluster.coordinator.decisions == {Transaction(7, 0): True}
     assert [mark.commit for mark in cluster.partitions[0].marks] == [True]
+
+
+def test_a_lost_answer_is_asked_for_again_and_is_no_abort_if_somebody_else_came(make: Make) -> None:
+    cluster = Cluster()
+    producer = make(cluster)
+    with producer.transaction() as tx:
+        tx.send("orders", b"a")
+        cluster.coordinator.script = [(OutcomeUnknownError("the connection broke"),)]
+    assert cluster.coordinator.decisions == {Transaction(7, 0): True}
+    tx = producer.transaction()
+    tx.begin()
+    tx.send("orders", b"b")
+    cluster.coordinator.script = [(OutcomeUnknownError("the connection broke"),), ProducerFencedError("newer")]
+    with pytest.raises(OutcomeUnknownError, match="all of it, or nothing"):
+        tx.commit()
+    with pytest.raises(ProducerFencedError, match="must stop"):
+        producer.transaction().begin()
 
 
 def test_aborted_by_its_timeout_and_fenced_are_told_apart(make: Make) -> None:
