@@ -377,8 +377,8 @@ def test_mistakes_are_told(rq: RayQueue) -> None:
         rq.consumer("nothing")
     with pytest.raises(UnknownPartitionError):
         rq.consumer(partitions=[("orders", 9)])
-    with pytest.raises(InvalidInputError, match="transactions"):
-        rq.consumer("orders", group="g", delivery="exactly_once")
+    with pytest.raises(InvalidInputError, match="isolation"):
+        rq.consumer("orders", group="g", isolation="dirty")  # type: ignore[call-overload]
     with pytest.raises(InvalidInputError, match="did you mean fetch_bytes"):
         rq.consumer("orders", fetch_bites=3)  # type: ignore[call-overload]
     with rq.consumer("orders") as consumer:
