@@ -162,7 +162,7 @@ class _Replica:
 
     def __init__(self, partition: PartitionSettings | None = None) -> None:
         self.log = Log(partition or PartitionSettings(lanes=2))
-        self.clients = self
+        self.clients = self.engine = self
         settings = Settings(calls={"max_fetches": 100}, transport={"secret": _SECRET.decode()})
         self.service: Any = PartitionService(self, self.log.partition, settings)  # type: ignore[arg-type]
         self.work: list[Callable[[], None]] = []
@@ -191,6 +191,12 @@ class _Replica:
 
     def send(self, client: int, kind: Kind, request: int, buffers: Any) -> None:
         b"".join(buffers)
+
+    def answer(self, client: int, request: int, answer: Any) -> None:
+        if isinstance(answer, RayQueueError):
+            self.fail(client, request, answer)
+        else:
+            self.send(client, Kind.ANSWER, request, (calls.encode_answer(answer),))
 
     def fail(self, client: int, request: int, error: RayQueueError) -> None:
         decode_failure(encode_failure(error))
