@@ -16,7 +16,7 @@ help:
 	@echo "make demo                      set up, then show that a killed leader loses nothing"
 	@echo "make quick                     lint, types, import rules and the fast unit tests: about a minute, for people at work"
 	@echo "make test                      set up, then lint, types, import rules and tests"
-	@echo "make sim SCHEDULES=n SEED=s    n seeded fault schedules of the simulator; WORLD=cluster: of the coordinator; applications: of whole clients; jobs: of work queues; transactions: of transactions"
+	@echo "make sim SCHEDULES=n SEED=s    n seeded fault schedules of the simulator; WORLD=losses: of two lost disks at a time; cluster: of the coordinator; applications: of whole clients; jobs: of work queues; transactions: of transactions"
 	@echo "make fuzz INPUTS=n SEED=s      n wrong inputs for every decoder of others' bytes, then for a live replica"
 	@echo "make chaos                     nodes, coordinators, leaders, drivers and queries killed on real clusters; some minutes"
 	@echo "make e2e                       what a person does at a terminal: commands, pipes, signals; and long tests"

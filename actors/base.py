@@ -220,20 +220,20 @@ class ReplicaActor(Generic[ReplicaT]):
         await self._asked(self._replica.confirm_leadership)
 
     @ray.method(concurrency_group="control")
-    async def add_learner(self, node: ReplicaId) -> None:
-        check_id(node)
-        await self._change(lambda members: members.with_learner(node))
+    async def add_learner(self, replica_id: ReplicaId) -> None:
+        check_id(replica_id)
+        await self._change(lambda members: members.with_learner(replica_id))
 
     @ray.method(concurrency_group="control")
-    async def promote(self, node: ReplicaId) -> None:
+    async def promote(self, replica_id: ReplicaId) -> None:
         """Let a learner that has caught up vote."""
-        check_id(node)
-        await self._change(lambda members: members.with_voter(node))
+        check_id(replica_id)
+        await self._change(lambda members: members.with_voter(replica_id))
 
     @ray.method(concurrency_group="control")
-    async def remove(self, node: ReplicaId) -> None:
-        check_id(node)
-        await self._change(lambda members: members.without(node))
+    async def remove(self, replica_id: ReplicaId) -> None:
+        check_id(replica_id)
+        await self._change(lambda members: members.without(replica_id))
 
     @ray.method(concurrency_group="control")
     async def transfer_leadership(self, target: ReplicaId) -> None:

@@ -50,7 +50,7 @@ class RayDirectory(ClusterDirectory):
             cause = typed(error if isinstance(error, RayError) else GetTimeoutError(), replica_id)
             if isinstance(cause, RayQueueError):
                 raise cause from None
-            raise OutcomeUnknownError(f"{replica_id} of {group_id}: {cause}", node=replica_id) from None
+            raise OutcomeUnknownError(f"{replica_id} of {group_id}: {cause}", replica_id=replica_id) from None
 
     async def coordinators(self) -> tuple[str, ...]:
         return await _beside(coordinator_ids, self._namespace)
@@ -89,7 +89,9 @@ class RayDirectory(ClusterDirectory):
             try:
                 actor: Any = ray.get_actor(actor_name(group_id, replica_id), self._namespace)
             except ValueError:
-                raise OutcomeUnknownError(f"{replica_id} of {group_id} has no actor now", node=replica_id) from None
+                raise OutcomeUnknownError(
+                    f"{replica_id} of {group_id} has no actor now", replica_id=replica_id
+                ) from None
             answer: concurrent.futures.Future[Endpoint] = actor.endpoint.remote().future()
             return answer
 

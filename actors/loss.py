@@ -34,7 +34,7 @@ async def report_loss(group_id: GroupId, replica_id: ReplicaId, settings: Settin
     try:
         while True:
             try:
-                known = await route.call(ReportReplica(group_id=group_id, node=replica_id, why=why))
+                known = await route.call(ReportReplica(group_id=group_id, replica_id=replica_id, why=why))
             except RayQueueError as error:
                 _log.warning("the coordinator could not be told that %s is lost: %s", replica_id, error)
                 await asyncio.sleep(_AGAIN_S)

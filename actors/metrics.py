@@ -26,7 +26,7 @@ EVERY_S = 1.0
 
 _M = TypeVar("_M", Counter, Gauge)
 
-_TAGS = ("topic", "partition", "node")
+_TAGS = ("topic", "partition", "replica")
 
 _GAUGES: dict[str, tuple[str, Callable[[Measures], float]]] = {
     "rayqueue_leader": ("1 if this replica leads its partition", lambda now: now.status.role == "leader"),
@@ -53,6 +53,11 @@ _PARTITION_GAUGES: dict[str, tuple[str, Callable[[PartitionMeasures], float]]] =
     "rayqueue_jobs_leased": ("jobs that workers have", lambda now: now.jobs_leased),
     "rayqueue_jobs_delayed": ("jobs that wait for their time", lambda now: now.jobs_delayed),
     "rayqueue_jobs_dead": ("dead letters", lambda now: now.jobs_dead),
+    "rayqueue_transactions_open": ("transactions that have not ended here", lambda now: now.transactions_open),
+    "rayqueue_transaction_oldest_seconds": (
+        "for how long the oldest of them has been open",
+        lambda now: now.oldest_transaction_ms / 1000,
+    ),
 }
 
 _COUNTERS: dict[str, tuple[str, Callable[[Measures], float]]] = {
@@ -97,7 +102,7 @@ class ReplicaMetrics:
 
     def __init__(self, group_id: GroupId, replica_id: ReplicaId) -> None:
         topic, partition = topic_partition(group_id)
-        self._tags = {"topic": topic, "partition": partition, "node": replica_id}
+        self._tags = {"topic": topic, "partition": partition, "replica": replica_id}
         gauges, counters = {**_GAUGES, **_PARTITION_GAUGES}, {**_COUNTERS, **_PARTITION_COUNTERS, **_PRODUCED}
         self._gauges = {name: self._tagged(Gauge(name, text, _TAGS)) for name, (text, _) in gauges.items()}
         self._grown = {name: _Growth(self._tagged(Counter(name, text, _TAGS))) for name, (text, _) in counters.items()}
@@ -137,6 +142,7 @@ _CLUSTER_GAUGES = {
     "rayqueue_moves_under_way": "replicas that are being made, replaced or removed",
     "rayqueue_replicas_lost": "replicas whose data is lost and that were not replaced yet",
     "rayqueue_brokers_away": "brokers that are known and not here",
+    "rayqueue_transactions_committing": "transactions that are committed, and of which some partitions may not know",
 }
 
 
@@ -144,9 +150,9 @@ class ClusterMetrics:
     """Of the cluster, told by the coordinator that leads; the others say 0."""
 
     def __init__(self, replica_id: ReplicaId) -> None:
-        tags = {"node": str(replica_id)}
-        self._gauges = {name: Gauge(name, text, ("node",)) for name, text in _CLUSTER_GAUGES.items()}
-        self._events = Counter("rayqueue_events", "what happened to brokers and replicas", ("node", "kind"))
+        tags = {"replica": str(replica_id)}
+        self._gauges = {name: Gauge(name, text, ("replica",)) for name, text in _CLUSTER_GAUGES.items()}
+        self._events = Counter("rayqueue_events", "what happened to brokers and replicas", ("replica", "kind"))
         for each in (*self._gauges.values(), self._events):
             each.set_default_tags(tags)
 

@@ -24,7 +24,7 @@ def typed(error: Exception, who: str) -> Exception:
         cause = error.cause
         return cause if isinstance(cause, RayQueueError) else error
     if isinstance(error, GetTimeoutError):
-        return OutcomeUnknownError(f"{who} has not answered; outcome unknown", node=who)
+        return OutcomeUnknownError(f"{who} has not answered; outcome unknown", replica_id=who)
     if isinstance(error, RayActorError):
-        return OutcomeUnknownError(f"{who} died or cannot be reached; outcome unknown", node=who)
+        return OutcomeUnknownError(f"{who} died or cannot be reached; outcome unknown", replica_id=who)
     return error

@@ -148,7 +148,7 @@ def install() -> Callable[[], dict[str, tuple[float, float, float]]]:
 def profile(bench: Bench, group: ProcessGroup, title: str, batch: Callable[[], bytes], in_flight: int) -> LoadReport:
     """Append for a few seconds and print a table. The group must have been started with ``SETUP``."""
     leader = group.leader()
-    follower = next(node for node in group.nodes if node != leader)
+    follower = next(node for node in group.replica_ids if node != leader)
     warm = group.client.load(batch(), 200, in_flight)
     seconds = 3.0 if bench.quick else 10.0
     count = int(warm.batches_per_s * seconds)

@@ -84,7 +84,7 @@ class Bed:
         self.io = rq.io
         self.seconds = seconds
         self.channel, group_id = self.io.call(self._open(rq, topic), 30)
-        self.actor: Any = ray.get_actor(actor_name(group_id, self.channel.endpoint.node), rq.namespace)
+        self.actor: Any = ray.get_actor(actor_name(group_id, self.channel.endpoint.replica_id), rq.namespace)
 
     async def _open(self, rq: rayqueue.RayQueue, topic: str) -> tuple[Channel, Any]:
         route = await rq.routes.partition(rayqueue.TopicPartition(topic, 0))

@@ -6,13 +6,14 @@ One gateway, an actor of its own; a topic of one partition on three replicas,
 fsync before every acknowledgement; 100 B. The callers are threads of this
 process, over loopback.
 
-``rest_batch100``  POST of 100 records at a time, 16 callers: each waits for its answer, so with few of them it is the
+``rest_batch100``  POST of 100 records at a time, 64 callers: each waits for its answer, so with few of them it is the
                    time of an fsync that is measured
 ``grpc_publish``   one stream of batches of 500 records, 32 under way
 ``grpc_subscribe`` one subscription that reads a topic from its beginning, acknowledging every 5,000
 ``p50``, ``p99``   one caller, one record: from the request to its acknowledgement
-``echo``           the same requests, to a FastAPI route that sends the body back and looks at none of it, and to a gRPC
-                   method that decodes the message and answers with a number: the limit of the servers alone
+``echo``           the same requests, to a FastAPI route that looks at nothing of the body, and to a gRPC method that
+                   decodes the message; both answer with the bytes of one of the gateway's answers, made beforehand: as
+                   much comes in and goes out, and nothing is done for it. The limit of the servers alone
 ``model_echo``     the same requests, to a FastAPI route that has pydantic models of the body and of the answer, as most
                    have; to a gRPC method that answers with a place for each record. They do the gateway's work but for
                    the queue's
@@ -55,7 +56,7 @@ from rayqueue.gateway.rpc.v1.records_pb2_grpc import RecordServiceStub
 VALUE_BYTES = 100
 REST_BATCH = 100
 GRPC_BATCH = 500
-CALLERS = 16
+CALLERS = 64
 UNDER_WAY = 32
 ACK_EVERY = 5_000
 TOPIC = "gateway"
@@ -229,16 +230,26 @@ class Places(BaseModel):
     records: list[Written]
 
 
+NOW_MS = 1_700_000_000_000
+OFFSET = 1_000_000
+
+
 def serve_http_echo(ready: Any) -> None:
     app = FastAPI()
+    rows = range(OFFSET, OFFSET + REST_BATCH)
+    places = Places(topic=TOPIC, records=[Written(partition=0, offset=row, timestamp_ms=NOW_MS) for row in rows])
+    answer = places.model_dump_json().encode()
 
     async def echo(request: Request) -> Response:
-        return Response(await request.body(), media_type="application/json")
+        await request.body()
+        return Response(answer, media_type="application/json")
 
     async def model_echo(body: Batch) -> Places:
         return Places(
             topic=TOPIC,
-            records=[Written(partition=0, offset=row, timestamp_ms=0) for row in range(len(body.records))],
+            records=[
+                Written(partition=0, offset=OFFSET + row, timestamp_ms=NOW_MS) for row in range(len(body.records))
+            ],
         )
 
     app.add_api_route("/echo", echo, methods=["POST"])
@@ -250,20 +261,25 @@ def serve_http_echo(ready: Any) -> None:
 
 def serve_grpc_echo(ready: Any) -> None:
     async def run() -> None:
+        def places(count: int) -> list[common_pb2.Written]:
+            rows = range(OFFSET, OFFSET + count)
+            return [common_pb2.Written(partition=0, offset=row, timestamp_ms=NOW_MS) for row in rows]
+
+        answer = pb.ProduceResponse(records=places(GRPC_BATCH)).SerializeToString()
+
         async def echo(requests: Any, context: Any) -> Any:
             async for request in requests:
-                yield pb.ProduceResponse(number=len(request.records))
+                assert len(request.records) == GRPC_BATCH
+                yield answer
 
         async def model_echo(requests: Any, context: Any) -> Any:
             async for request in requests:
-                places = [common_pb2.Written(partition=0, offset=row) for row in range(len(request.records))]
-                yield pb.ProduceResponse(number=request.number, records=places)
+                told = pb.ProduceResponse(number=request.number, records=places(len(request.records)))
+                yield told.SerializeToString()
 
         server = grpc.aio.server()
-        handlers = {
-            name: grpc.stream_stream_rpc_method_handler(
-                serving, pb.ProduceRequest.FromString, pb.ProduceResponse.SerializeToString
-            )
+        handlers: dict[str, Any] = {
+            name: grpc.stream_stream_rpc_method_handler(serving, pb.ProduceRequest.FromString, None)
             for name, serving in (("Echo", echo), ("ModelEcho", model_echo))
         }
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("bench.Echo", handlers),))

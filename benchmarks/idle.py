@@ -56,7 +56,7 @@ class Nothing:
 
 def processes(rq: RayQueue) -> dict[str, list[int]]:
     replicas = [
-        actor_name(GroupId(partition.group_id), ReplicaId(replica.node))
+        actor_name(GroupId(partition.group_id), ReplicaId(replica.replica_id))
         for topic in rq.topics()
         for partition in topic.partitions
         for replica in partition.replicas

@@ -86,14 +86,14 @@ class Cost:
 
 def measured(group: ProcessGroup, batch: bytes, batches: int, in_flight: int) -> Cost:
     leader = group.leader()
-    before = {node: group.usage(node) for node in group.nodes}
+    before = {node: group.usage(node) for node in group.replica_ids}
     report = group.client.load(batch, batches, in_flight)
-    after = {node: group.usage(node) for node in group.nodes}
+    after = {node: group.usage(node) for node in group.replica_ids}
 
     def cpu_us(node: ReplicaId) -> float:
         return (after[node].cpu_s - before[node].cpu_s) / batches * 1e6
 
-    followers = [cpu_us(node) for node in group.nodes if node != leader]
+    followers = [cpu_us(node) for node in group.replica_ids if node != leader]
     return Cost(
         report,
         cpu_us(leader),
@@ -130,7 +130,7 @@ def throughput(bench: Bench, folder: Path, shape: Shape, steps: Steps) -> None:
                 done += warm.batches + costs[in_flight][-1].report.batches
             raw_batches_per_s = limits[-1].mb_per_s * 1e6 / len(shape.batch())
             ratios.append(costs[8][-1].report.batches_per_s / raw_batches_per_s)
-        sizes = [group.status(node).size_bytes for node in group.nodes]
+        sizes = [group.status(node).size_bytes for node in group.replica_ids]
         disk_ratio = median(sizes) / (done * shape.payload_bytes)
     _report_throughput(bench, shape, costs, limits, median(ratios), disk_ratio)
     shutil.rmtree(folder)

@@ -4,7 +4,7 @@
 
 Records of 100 B in four partitions of one replica; two CPUs. Warm: the median
 after a first run that does not count. ``read`` materializes the column of
-values, ``read_all`` all columns; ``write`` stages and publishes, exactly once.
+values, ``read_all`` all columns; ``write`` writes in transactions, exactly once.
 """
 
 from __future__ import annotations

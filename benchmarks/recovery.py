@@ -1,6 +1,6 @@
 """Losses and restarts: how long they take, and what producers notice.
 
-    python benchmarks/recovery.py [--quick] [--json] [--plot] [--megabytes N] [--partitions 1,30,100]
+    python benchmarks/recovery.py [--quick] [--json] [--plot] [--megabytes N] [--partitions 1,30,100] [--only PART]
 
 Four things are measured, each on Ray nodes of this machine, fsync on:
 
@@ -9,14 +9,18 @@ Four things are measured, each on Ray nodes of this machine, fsync on:
   ``rebuild_mb_per_s``, over what the partition holds (1 GB; --quick: 48 MB).
 - *Restart of everything.* All replicas are killed, and their Ray is ended. From
   ``connect()`` on a new Ray until every partition has acknowledged a record:
-  ``restart_s_N`` for N partitions of one replica. Ray's own start comes before
-  it and is told beside, ``ray_start_s_N``.
+  ``restart_s_N`` for N partitions of one replica (three of each of a hundred would
+  need 30 GB of memory). Ray's own start comes before it and is told beside, ``ray_start_s_N``.
 - *Rolling restart.* Three brokers, one after the other (``restart_broker``),
   under a numbered record per partition every 10 ms. The gap is the longest time
   without an acknowledgement, per partition and broker: ``rolling_gap_p50_s``,
   ``rolling_gap_max_s``. At the end everything is read back: ``lost``.
 - *A move.* Batches are written as fast as they are acknowledged, before and while
-  a replica is moved to a fourth broker: ``throughput_during_move_ratio``.
+  a replica is moved to a fourth broker: ``throughput_during_move_ratio``. The first
+  seconds of writing do not count: a disk that was idle takes more than it can take for long. All
+  brokers share the disk and the processors of this machine, and the fourth copy with them.
+
+``--only restart``, ``rolling``, ``rebuild`` or ``move`` measures one of them. Values are random bytes.
 """
 
 from __future__ import annotations
@@ -27,8 +31,9 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
+from itertools import cycle, islice
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -36,7 +41,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import ray
 
 import rayqueue
-from benchmarks._bench import Bench, Steps, figure, median, parser
+from benchmarks._bench import Bench, Figures, Steps, figure, median, parser
 from rayqueue.actors.keeper.nodes import found_actors
 from rayqueue.actors.names import PREFIX, STARTER
 from rayqueue.client.embedded import embedded_ray
@@ -51,6 +56,9 @@ PATIENCE_S = 600.0
 VALUE_BYTES = 1000
 CHUNK = 500
 """Records of one ``send_many``."""
+LOOK_EVERY_S = 0.2
+"""While a move runs: whoever asks all the time takes the processor from those who write."""
+PARTS = ("restart", "rolling", "rebuild", "move")
 
 
 def processes() -> dict[str, int]:
@@ -58,6 +66,13 @@ def processes() -> dict[str, int]:
     names = [name for name in found_actors("rayqueue") if name.startswith(PREFIX) and name != STARTER]
     asked = {name: ray.get_actor(name, "rayqueue").process.remote() for name in names}
     return {name: ray.get(ref, timeout=60).pid for name, ref in asked.items()}
+
+
+def chunks(value_bytes: int) -> Iterator[list[bytes]]:
+    """Values for one ``send_many`` after the other, no two alike nearby."""
+    pool = [os.urandom(value_bytes) for _ in range(CHUNK * 8)]
+    for start in cycle(range(0, len(pool) - CHUNK, CHUNK // 2)):
+        yield pool[start : start + CHUNK]
 
 
 # -- restart of everything ------------------------------------------------------------------------
@@ -102,12 +117,11 @@ def measure_restarts(bench: Bench, folder: Path, steps: Steps, counts: list[int]
 
 def fill(rq: rayqueue.RayQueue, topic: str, megabytes: int) -> int:
     """Records written."""
-    records = megabytes * MIB // VALUE_BYTES
-    values = [bytes(VALUE_BYTES)] * CHUNK
+    sends = -(-megabytes * MIB // (VALUE_BYTES * CHUNK))
     with rq.producer() as producer:
-        for _ in range(0, records, CHUNK):
+        for values in islice(chunks(VALUE_BYTES), sends):
             producer.send_many(topic, values)
-    return -(-records // CHUNK) * CHUNK
+    return sends * CHUNK
 
 
 def rebuild(rq: rayqueue.RayQueue, folder: Path, megabytes: int) -> float:
@@ -116,14 +130,14 @@ def rebuild(rq: rayqueue.RayQueue, folder: Path, megabytes: int) -> float:
     end = fill(rq, "rebuild", megabytes)
     wait_for(lambda: copies(rq, "rebuild", end) == 3, "three copies", PATIENCE_S)
     victim = next(each for each in rq.topic("rebuild").partitions[0].replicas if each.role == "follower")
-    name = next(name for name in processes() if "/rebuild-0." in name and name.endswith(f"/{victim.node}"))
+    name = next(name for name in processes() if "/rebuild-0." in name and name.endswith(f"/{victim.replica_id}"))
     (path,) = folder.rglob(f"{name.removeprefix(PREFIX)}")
     began_s = time.monotonic()
     os.kill(processes()[name], signal.SIGKILL)
     shutil.rmtree(path)
     wait_for(
         lambda: (
-            victim.node not in {each.node for each in rq.topic("rebuild").partitions[0].replicas}
+            victim.replica_id not in {each.replica_id for each in rq.topic("rebuild").partitions[0].replicas}
             and copies(rq, "rebuild", end) == 3
         ),
         "three copies again",
@@ -174,9 +188,10 @@ def writing(rq: rayqueue.RayQueue, topic: str) -> Iterator[list[tuple[float, int
     stop = threading.Event()
 
     def write() -> None:
-        values = [bytes(100)] * CHUNK
         with rq.producer() as producer:
-            while not stop.is_set():
+            for values in chunks(100):
+                if stop.is_set():
+                    return
                 producer.send_many(topic, values)
                 acked.append((time.monotonic(), CHUNK))
 
@@ -193,8 +208,8 @@ def rate(acked: list[tuple[float, int]], since_s: float, until_s: float) -> floa
     return sum(count for when_s, count in list(acked) if since_s <= when_s < until_s) / (until_s - since_s)
 
 
-def move(rq: rayqueue.RayQueue, megabytes: int, before_s: float) -> tuple[float, float, float]:
-    """Records per second before, and while a replica is moved; and how long that took."""
+def move(rq: rayqueue.RayQueue, megabytes: int, window_s: float) -> Figures:
+    """Records per second before, while and after a replica is moved; and how long that took."""
     rq.create_topic("moved", replication=3)
     fill(rq, "moved", megabytes)
     held = {each.broker for each in rq.topic("moved").partitions[0].replicas}
@@ -202,38 +217,46 @@ def move(rq: rayqueue.RayQueue, megabytes: int, before_s: float) -> tuple[float,
     (target,) = {each.broker for each in rq.cluster().brokers} - held
     source = next(broker for broker in sorted(held) if broker != leader)
     with writing(rq, "moved") as acked:
-        time.sleep(1.0)
+        time.sleep(window_s)
         began_s = time.monotonic()
-        time.sleep(before_s)
+        time.sleep(window_s)
         moving_s = time.monotonic()
         rq.move_replica("moved", 0, source=source, target=target)
-        wait_for(lambda: not rq.cluster().moves, "the move", PATIENCE_S)
-        done_s = time.monotonic()
-        return rate(acked, began_s, moving_s), rate(acked, moving_s, done_s), done_s - moving_s
+        while rq.cluster().moves:
+            time.sleep(LOOK_EVERY_S)
+        moved_s = time.monotonic()
+        time.sleep(window_s)
+        before, during = rate(acked, began_s, moving_s), rate(acked, moving_s, moved_s)
+        after = rate(acked, moved_s, time.monotonic())
+    return {
+        "throughput_before_move_per_s": before,
+        "throughput_during_move_per_s": during,
+        "throughput_after_move_per_s": after,
+        "throughput_during_move_ratio": during / before,
+        "move_s": moved_s - moving_s,
+    }
 
 
-def measure_cluster(bench: Bench, folder: Path, steps: Steps, megabytes: int) -> list[float]:
+def measure_cluster(bench: Bench, folder: Path, steps: Steps, parts: Collection[str], megabytes: int) -> list[float]:
     """All that needs several brokers."""
     brokers = ("b1", "b2", "b3")
+    gaps: list[float] = []
     steps.next("starting three brokers")
     with ray_cluster(*brokers) as cluster:
         rq = rayqueue.connect(data_dir=folder / "cluster")
-        steps.next("rolling restart")
-        gaps, lost = rolling(rq, brokers, rounds=1 if bench.quick else 3)
-        bench.add(rolling_gap_p50_s=median(gaps), rolling_gap_max_s=max(gaps), rolling_lost=lost)
-        steps.next(f"rebuild of {megabytes} MB")
-        rebuild_s = rebuild(rq, folder / "cluster", megabytes)
-        bench.add(rebuild_s=rebuild_s, rebuild_mb=megabytes, rebuild_mb_per_s=megabytes / rebuild_s)
-        steps.next("a move under load")
-        cluster.add("b4")
-        wait_for(lambda: sum(each.alive for each in rq.cluster().brokers) == 4, "the fourth broker", PATIENCE_S)
-        before, during, move_s = move(rq, megabytes // 4, 3.0 if bench.quick else 10.0)
-        bench.add(
-            throughput_before_move_per_s=before,
-            throughput_during_move_per_s=during,
-            throughput_during_move_ratio=during / before,
-            move_s=move_s,
-        )
+        if "rolling" in parts:
+            steps.next("rolling restart")
+            gaps, lost = rolling(rq, brokers, rounds=1 if bench.quick else 3)
+            bench.add(rolling_gap_p50_s=median(gaps), rolling_gap_max_s=max(gaps), rolling_lost=lost)
+        if "rebuild" in parts:
+            steps.next(f"rebuild of {megabytes} MB")
+            rebuild_s = rebuild(rq, folder / "cluster", megabytes)
+            bench.add(rebuild_s=rebuild_s, rebuild_mb=megabytes, rebuild_mb_per_s=megabytes / rebuild_s)
+        if "move" in parts:
+            steps.next("a move under load")
+            cluster.add("b4")
+            wait_for(lambda: sum(each.alive for each in rq.cluster().brokers) == 4, "the fourth broker", PATIENCE_S)
+            bench.add(**move(rq, megabytes // 4, 5.0 if bench.quick else 10.0))
         rq.shutdown()
     return gaps
 
@@ -250,25 +273,28 @@ def main() -> None:
     options = parser(__doc__)
     options.add_argument("--megabytes", type=int, help="what the lost replica holds; default 1024, with --quick 48")
     options.add_argument("--partitions", help="of the restarts, such as 1,30,100; with --quick 1,30")
+    options.add_argument("--only", choices=PARTS, help="measure this and nothing else")
     chosen = options.parse_args()
+    parts = (chosen.only,) if chosen.only else PARTS
     megabytes = chosen.megabytes or (48 if chosen.quick else 1024)
     counts = [int(each) for each in (chosen.partitions or ("1,30" if chosen.quick else "1,30,100")).split(",")]
     bench = Bench("recovery", chosen)
-    with bench.data_dir() as folder, bench.progress(len(counts) + 4) as steps:
-        measure_restarts(bench, folder, steps, counts)
-        gaps = measure_cluster(bench, folder, steps, megabytes)
+    gaps: list[float] = []
+    with bench.data_dir() as folder, bench.progress(len(counts) + len(PARTS)) as steps:
+        if "restart" in parts:
+            measure_restarts(bench, folder, steps, counts)
+        if parts != ("restart",):
+            gaps = measure_cluster(bench, folder, steps, parts, megabytes)
     figures = bench.figures
-    rows: list[list[object]] = [
-        [f"restart of everything, {count} partitions, s", figures[f"restart_s_{count}"]] for count in counts
-    ]
-    rows += [
-        ["rolling restart, gap p50 s", figures["rolling_gap_p50_s"]],
-        ["rolling restart, gap max s", figures["rolling_gap_max_s"]],
-        ["rebuild MB/s", figures["rebuild_mb_per_s"]],
-        ["throughput during a move / before", figures["throughput_during_move_ratio"]],
-    ]
+    titles = {f"restart_s_{count}": f"restart of everything, {count} partitions, s" for count in counts} | {
+        "rolling_gap_p50_s": "rolling restart, gap p50 s",
+        "rolling_gap_max_s": "rolling restart, gap max s",
+        "rebuild_mb_per_s": "rebuild MB/s",
+        "throughput_during_move_ratio": "throughput during a move / before",
+    }
+    rows: list[list[object]] = [[title, figures[name]] for name, title in titles.items() if name in figures]
     bench.table("Losses and restarts", ("", "value"), rows)
-    if bench.plot:
+    if bench.plot and parts == PARTS:
         draw(gaps, {count: figures[f"restart_s_{count}"] for count in counts})
     bench.finish()
 

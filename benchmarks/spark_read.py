@@ -11,7 +11,7 @@ count, and the rest is a median. Reads and Parquet take turns.
 ``read``      a full scan: count, sum of the values' lengths, largest offset; of these two columns only
 ``read_all``  the same with all eight columns asked for
 ``parquet``   the same aggregate of the same rows in Parquet files (snappy, Spark's default)
-``write``     those rows from Parquet into a topic, exactly once (staged, then published)
+``write``     those rows from Parquet into a topic, exactly once (in transactions)
 ``direct``    the same with delivery=at_least_once
 ``stream``    a streaming query from topic to topic, exactly once, 250,000 records per trigger
 ``latency``   from ``send`` of one record to its copy in the output topic of that query, once it has caught up

@@ -78,7 +78,7 @@ _FORGET_ATTEMPTS = 5
 
 @dataclass(frozen=True, slots=True)
 class ReplicaDescription:
-    node: str
+    replica_id: str
     broker: str
     role: str
     """``leader``, ``follower``, ``learner``, or ``absent`` if it does not answer."""
@@ -347,7 +347,7 @@ class Admin:
                 topic_id=info.topic_id,
                 partition=partition,
                 survivor=plan.survivor,
-                replicas=tuple(replica.node for replica in where.replicas),
+                replicas=tuple(replica.replica_id for replica in where.replicas),
                 said=plan.said,
             )
             plan = replace(plan, done=await self._ask(call))
@@ -410,7 +410,9 @@ def _standing(info: TopicInfo, partitions: Sequence[PartitionInfo], statuses: Ma
     told = [f"{len(partitions) - len(waiting)} of {len(partitions)} partitions of {info.name} have one"]
     for each in waiting[:_TOLD_PARTITIONS]:
         problems = [
-            f"{replica.node} on {replica.broker}: {replica.problem}" for replica in each.replicas if replica.problem
+            f"{replica.replica_id} on {replica.broker}: {replica.problem}"
+            for replica in each.replicas
+            if replica.problem
         ]
         started = f"{each.healthy} of {len(each.replicas)} replicas of {info.name}-{each.number} have started"
         told.append(f"{started} ({'; '.join(problems)})" if problems else started)
@@ -421,13 +423,15 @@ def _described(partition: PartitionInfo, statuses: Mapping[tuple[str, str], Any]
     replicas: list[ReplicaDescription] = []
     leader, newest = None, None
     for replica in partition.replicas:
-        told = statuses[partition.group_id, replica.node]
+        told = statuses[partition.group_id, replica.replica_id]
         if isinstance(told, Exception):
-            replicas.append(ReplicaDescription(replica.node, replica.broker, "absent", None, None, str(told)))
+            replicas.append(ReplicaDescription(replica.replica_id, replica.broker, "absent", None, None, str(told)))
             continue
         problem = told.damaged or told.doubted or ("the disk is full" if told.read_only else None)
         replicas.append(
-            ReplicaDescription(replica.node, replica.broker, told.role, told.high_watermark, told.size_bytes, problem)
+            ReplicaDescription(
+                replica.replica_id, replica.broker, told.role, told.high_watermark, told.size_bytes, problem
+            )
         )
         if told.role == "leader" and (newest is None or newest.role != "leader" or told.term > newest.term):
             leader, newest = replica.broker, told
@@ -435,7 +439,9 @@ def _described(partition: PartitionInfo, statuses: Mapping[tuple[str, str], Any]
             newest = told
     if newest is not None and newest.role == "leader":
         lags = {newest.replica_id: 0, **dict(newest.lags)}
-        replicas = [replace(each, in_sync=each.node in newest.in_sync, lag=lags.get(each.node)) for each in replicas]
+        replicas = [
+            replace(each, in_sync=each.replica_id in newest.in_sync, lag=lags.get(each.replica_id)) for each in replicas
+        ]
     copies = Counter(replica.broker for replica in partition.replicas)
     shared = tuple(sorted(broker for broker, count in copies.items() if count > 1))
     if newest is None:

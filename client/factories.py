@@ -145,7 +145,7 @@ class Factories:
         instance: str | None = None,
         client: str | None = None,
         pin: bool = False,
-        isolation: Literal["read_committed", "read_uncommitted"] | None = None,
+        isolation: Literal["read_committed", "read_uncommitted"] = "read_committed",
         fetch_bytes: int | None = None,
         fetch_wait_ms: int | None = None,
         prefetch_bytes: int | None = None,
@@ -200,8 +200,9 @@ class Factories:
         them: a name ("str", "json", "msgpack"), a form of ``rayqueue.values``, a model's class or a function.
         ``key_deserializer`` is the same for keys. What cannot be read goes the way that ``on_corrupt`` says.
 
-        ``isolation="read_committed"``: of transactions, only what is committed; the default with
-        ``delivery="exactly_once"``, whose positions are committed in transactions (``Transaction.commit_offsets``).
+        Of transactions only what is committed is seen; ``isolation="read_uncommitted"`` sees all that was sent, at
+        once, also what is aborted. Positions of ``delivery="exactly_once"`` are committed in transactions
+        (``Transaction.commit_offsets``).
         """
         from rayqueue.client.consumer.consumer import Consumer, opened
 

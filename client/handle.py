@@ -190,7 +190,7 @@ class RayQueue(Factories, Twin):
 
     @blocking
     async def topics(self, *, include_internal: bool = False) -> list[TopicInfo]:
-        """All topics, by name. Those that RayQueue has made for itself (the bridges' staging topics) if asked for."""
+        """All topics, by name. Those that RayQueue has made for itself (the gateway's) if asked for."""
         return await self._admin(Admin.topics, include_internal=include_internal)
 
     topics_async = awaiting(topics)

@@ -27,7 +27,7 @@ def replica_on(info: TopicInfo, partition: int, broker: str) -> str:
     replicas = info.partition(partition).replicas
     for replica in replicas:
         if replica.broker == broker:
-            return replica.node
+            return replica.replica_id
     held = ", ".join(replica.broker for replica in replicas)
     raise InvalidInputError(
         f"{info.name}-{partition} has replicas on {held}, none on {broker}: one of these can lead", broker=broker

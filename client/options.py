@@ -44,7 +44,7 @@ class ConsumerOptions(TypedDict, total=False):
     instance: str | None
     client: str | None
     pin: bool
-    isolation: Literal["read_committed", "read_uncommitted"] | None
+    isolation: Literal["read_committed", "read_uncommitted"]
     fetch_bytes: int | None
     fetch_wait_ms: int | None
     prefetch_bytes: int | None

@@ -77,7 +77,9 @@ async def wait_for_leaders(
 
 
 def _is_hopeless(partition: PartitionInfo, told: Mapping[tuple[str, str], Any]) -> bool:
-    stuck = sum(_stuck(told.get((partition.group_id, replica.node))) is not None for replica in partition.replicas)
+    stuck = sum(
+        _stuck(told.get((partition.group_id, replica.replica_id))) is not None for replica in partition.replicas
+    )
     return len(partition.replicas) - stuck < len(partition.replicas) // 2 + 1
 
 
@@ -99,9 +101,9 @@ def _not_ready(
     first = missing[0]
     why: dict[str, str] = {}
     for replica in first.replicas:
-        status = told.get((first.group_id, replica.node))
+        status = told.get((first.group_id, replica.replica_id))
         plain = str(status) if isinstance(status, Exception) else "runs and has no majority"
-        why[f"{replica.node} on {replica.broker}"] = _stuck(status) or plain
+        why[f"{replica.replica_id} on {replica.broker}"] = _stuck(status) or plain
     reasons = "; ".join(f"{who}: {each}" for who, each in why.items())
     return TopicNotReadyError(
         f"{len(missing)} of {len(partitions)} partitions of {info.name!r} have no leader; {info.name}-{first.number}: "

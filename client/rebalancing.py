@@ -141,7 +141,7 @@ async def looked_up(routes: Any, topics: Sequence[TopicInfo]) -> tuple[dict[str,
             statuses = await routes.statuses(topic)
         for part in topic.partitions:
             for replica in part.replicas:
-                told = statuses[part.group_id, replica.node]
+                told = statuses[part.group_id, replica.replica_id]
                 if isinstance(told, Exception):
                     continue
                 sizes[part.group_id] = max(sizes.get(part.group_id, 0), told.size_bytes)

@@ -47,19 +47,26 @@ def plan_recovery(
 ) -> PartitionRecovery:
     """``RecoveryRefusedError`` if a majority is there, or nobody is left who could go on."""
     name = f"{info.name}-{partition.number}"
-    told = {each.node: statuses.get((partition.group_id, each.node)) for each in partition.replicas}
-    brokers = {each.node: each.broker for each in partition.replicas}
-    said = {node: status for node, status in told.items() if isinstance(status, Status)}
-    able = {node: status for node, status in said.items() if status.damaged is None and node in status.voters}
-    sure = {node: status for node, status in able.items() if status.doubted is None}
-    for node, status in sure.items():
+    told = {each.replica_id: statuses.get((partition.group_id, each.replica_id)) for each in partition.replicas}
+    brokers = {each.replica_id: each.broker for each in partition.replicas}
+    said = {replica_id: status for replica_id, status in told.items() if isinstance(status, Status)}
+    able = {
+        replica_id: status
+        for replica_id, status in said.items()
+        if status.damaged is None and replica_id in status.voters
+    }
+    sure = {replica_id: status for replica_id, status in able.items() if status.doubted is None}
+    for replica_id, status in sure.items():
         if status.role == "leader" or 2 * sum(voter in sure for voter in status.voters) > len(status.voters):
             raise RecoveryRefusedError(
-                f"{name} needs no recovery: {node} and a majority are there, and decide by themselves", topic=info.name
+                f"{name} needs no recovery: {replica_id} and a majority are there, and decide by themselves",
+                topic=info.name,
             )
     if not able:
         raise RecoveryRefusedError(f"no replica of {name} is left that could go on; restore a disk", topic=info.name)
-    chosen = survivor or max(able, key=lambda node: (able[node].last_term, able[node].last_index, node))
+    chosen = survivor or max(
+        able, key=lambda replica_id: (able[replica_id].last_term, able[replica_id].last_index, replica_id)
+    )
     if chosen not in able:
         raise RecoveryRefusedError(
             f"{chosen} of {name} cannot go on; these can: {', '.join(sorted(able))}", topic=info.name
@@ -67,8 +74,8 @@ def plan_recovery(
     own = able[chosen]
     best = max(max(status.high_watermark, status.acknowledged) for status in said.values())
     known_lost = max(0, best - own.high_watermark)
-    abandoned = {node: _standing(told[node]) for node in brokers if node != chosen}
-    others = "; ".join(f"{node} on {brokers[node]}: {each}" for node, each in abandoned.items())
+    abandoned = {replica_id: _standing(told[replica_id]) for replica_id in brokers if replica_id != chosen}
+    others = "; ".join(f"{replica_id} on {brokers[replica_id]}: {each}" for replica_id, each in abandoned.items())
     text = (
         f"{chosen} on {brokers[chosen]} goes on alone for {name}, with the records before offset {own.high_watermark} "
         f"and {max(0, own.last_index - own.commit)} entries more that may not have been committed. Given up: "

@@ -78,14 +78,14 @@ class ClusterRoutes:
         same_topic(info, topic_id)
         where = info.partition(partition.partition)
         self._check_open()
-        nodes = _nodes(where)
+        replica_ids = _nodes(where)
         route = self._routes.get(where.group_id)
-        if route is None or route.closed or route.nodes != nodes:
+        if route is None or route.closed or route.replica_ids != replica_ids:
             if route is not None:
                 route.close()
             route = self._routes[where.group_id] = GroupRoute(
                 where.group_id,
-                nodes,
+                replica_ids,
                 self._directory,
                 self._settings,
                 on_leaderless=lambda: self._look_again(partition.topic),
@@ -107,7 +107,7 @@ class ClusterRoutes:
 
     async def statuses(self, info: TopicInfo) -> Mapping[ReplicaName, Any]:
         """What every replica of a topic says of itself now: a ``Status``, or the error that says why there is none."""
-        names = [(partition.group_id, node) for partition in info.partitions for node in _nodes(partition)]
+        names = [(partition.group_id, replica_id) for partition in info.partitions for replica_id in _nodes(partition)]
         return await self._directory.statuses(names)
 
     async def close(self) -> None:
@@ -139,7 +139,7 @@ class ClusterRoutes:
         self._topics[info.name] = info
         for partition in info.partitions:
             route = self._routes.get(partition.group_id)
-            if route is not None and route.nodes != _nodes(partition):
+            if route is not None and route.replica_ids != _nodes(partition):
                 self._routes.pop(partition.group_id).close()  # its replicas are others now
         return info
 
@@ -160,4 +160,4 @@ class ClusterRoutes:
 
 
 def _nodes(partition: PartitionInfo) -> tuple[str, ...]:
-    return tuple(replica.node for replica in partition.replicas)
+    return tuple(replica.replica_id for replica in partition.replicas)

@@ -89,7 +89,7 @@ def close_minutes(rq: rayqueue.RayQueue) -> None:
 def kill_leader(rq: rayqueue.RayQueue, topic: str) -> None:
     """kill -9 of the process that leads the first partition."""
     info = next(each for each in rq.topics() if each.name == topic)
-    leader = next(each.node for each in rq.topic(topic).partitions[0].replicas if each.role == "leader")
+    leader = next(each.replica_id for each in rq.topic(topic).partitions[0].replicas if each.role == "leader")
     handle = ray.get_actor(f"rayqueue/{info.partitions[0].group_id}/{leader}", rq.namespace)
     pid = ray.get(handle.process.remote()).pid
     print(f"kill -9 {pid}, which leads {topic}-0")

@@ -128,7 +128,7 @@ class RaftSettings(Section):
     snapshot_retry_ms: Positive = Field(default=1000, description="a snapshot that is not confirmed is sent again")
     promote_lag_entries: NotNegative = Field(default=64, description="a learner this close to the end may vote")
     catch_up_bytes_per_s: Positive | None = Field(
-        default=64 * MIB, description="sent to one learner, so that a move leaves room for producers; none: no bound"
+        default=16 * MIB, description="sent to one learner, so that a move leaves room for producers; none: no bound"
     )
     fast_election_rounds: NotNegative = Field(default=10, description="how often a known death hurries an election")
 

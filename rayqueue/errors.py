@@ -80,7 +80,6 @@
     │   ├── StaleWriterError         another run of this query has gone on; this one must stop
     │   ├── BatchConflictError       this batch id was written with other contents; nothing was written
     │   ├── BatchForgottenError      whether this batch id was written is not known any more; nothing was written
-    │   ├── StagedDataLostError      what was staged for this batch is gone
     │   └── MissingDependencyError   something must be installed; the text says what
     ├── GatewayError                 told to callers of the gateway
     │   ├── UnauthenticatedError     no key, or one that is not known (any more)
@@ -647,12 +646,6 @@ class BatchForgottenError(BridgeError):
     """Whether this id of this writer was written is forgotten. Nothing was written; use another writer."""
 
     code = "batch_forgotten"
-
-
-class StagedDataLostError(BridgeError):
-    """What the tasks staged is not there any more. The text says whether some of it was written, and what to do."""
-
-    code = "staged_data_lost"
 
 
 class MissingDependencyError(BridgeError):

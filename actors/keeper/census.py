@@ -9,12 +9,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Collection, Coroutine, Iterable, Mapping
-from typing import Any, Protocol
+from collections.abc import Collection, Iterable, Mapping
 
 from pydantic import SecretStr
 
 from rayqueue.actors.keeper import nodes
+from rayqueue.actors.keeper.hands import Hands
 from rayqueue.actors.keeper.home import ClusterManifest, Home, same_broker
 from rayqueue.actors.keeper.nodes import RayNode
 from rayqueue.cluster.catalog import BrokerRow
@@ -28,14 +28,6 @@ _IDENTIFY_S = 30.0
 _FIRST_LOOK_S = 10.0
 _HURRY_S = 30.0
 """How long leaders are looked for more often once Ray drains a node."""
-
-
-class Hands(Protocol):
-    """What the keeper lends to its census."""
-
-    def begin(self, key: object, work: Coroutine[Any, Any, None]) -> None:
-        """Do it beside everything else, once at a time."""
-        ...
 
 
 class Census:
@@ -88,7 +80,6 @@ class Census:
         self.racks = {node_id: node.rack for node_id, node in alive.items()}
         leaving = {node_id for node_id, node in alive.items() if node.leaving}
         if leaving - self.leaving:
-            _log.warning("Ray drains %s: leaders are handed over", ", ".join(sorted(leaving - self.leaving)))
             self._hurry_until_s = time.monotonic() + _HURRY_S
         self.leaving = leaving
         self._asked_since_s = {node: since for node, since in self._asked_since_s.items() if node in alive}

@@ -9,8 +9,8 @@ be told, the leases end by their time.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Coroutine
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Collection
+from typing import TYPE_CHECKING
 
 import ray
 
@@ -19,6 +19,7 @@ from rayqueue.ids import GroupId, ReplicaId
 from rayqueue.net.requests import in_time
 
 if TYPE_CHECKING:
+    from rayqueue.actors.keeper.hands import Hands
     from rayqueue.replica.coordinator_service import ClusterView
 
 _ANSWER_S = 10.0
@@ -27,13 +28,6 @@ _ANSWER_S = 10.0
 def gone_nodes() -> list[str]:
     """Ids of the nodes that Ray has found dead, as far as it remembers them. It never gives one again."""
     return [node["NodeID"] for node in ray.nodes() if not node["Alive"]]  # type: ignore[no-untyped-call]
-
-
-class Hands(Protocol):
-    """What the keeper lends to its herald."""
-
-    async def handle(self, key: ReplicaKey) -> Any: ...
-    def begin(self, key: object, work: Coroutine[Any, Any, None]) -> None: ...
 
 
 class Herald:
@@ -48,7 +42,7 @@ class Herald:
 
     async def look(self, view: ClusterView) -> None:
         replicas = {
-            ReplicaKey(GroupId(partition.group_id), ReplicaId(replica.node))
+            ReplicaKey(GroupId(partition.group_id), ReplicaId(replica.replica_id))
             for info in view.topics.values()
             if info.settings.queue
             for partition in info.partitions

@@ -13,14 +13,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Coroutine, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Awaitable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
+from rayqueue.actors.keeper.hands import Hands
 from rayqueue.actors.keeper.plan import ReplicaKey
+from rayqueue.actors.keeper.scout import Scout
 from rayqueue.actors.ray_calls import FAILURES
 from rayqueue.cluster import moves
 from rayqueue.cluster.brokers import Pace
-from rayqueue.cluster.commands import AnyCommand, BeginMove, CancelMove, DropPlanned, FinishMove
+from rayqueue.cluster.commands import BeginMove, CancelMove, DropPlanned, FinishMove
 from rayqueue.cluster.moves import Move, Need, Reason, Wishes
 from rayqueue.cluster.placement import AliveBroker
 from rayqueue.cluster.sites import room, spare_bytes
@@ -44,31 +46,12 @@ _PACE_S = 10.0
 _URGENT = (Reason.LOST, Reason.AWAY)
 
 
-class Hands(Protocol):
-    """What the keeper lends to its mover."""
-
-    async def handle(self, key: ReplicaKey) -> Any:
-        """The replica's actor. ``ValueError`` if it has none."""
-        ...
-
-    async def change(self, command: AnyCommand) -> Any:
-        """What the coordinator's group answers to this command."""
-        ...
-
-    async def transfer(self, partition: PartitionInfo, node: str, *more: str) -> None:
-        """Let this replica of a partition lead. ``more``: replicas that are not in the metadata yet."""
-        ...
-
-    def begin(self, key: object, work: Coroutine[Any, Any, None]) -> None:
-        """Do it beside everything else, once at a time."""
-        ...
-
-
 class Mover:
     """Belongs to the event loop of its keeper."""
 
-    def __init__(self, hands: Hands, settings: ClusterSettings) -> None:
+    def __init__(self, hands: Hands, scout: Scout, settings: ClusterSettings) -> None:
         self._hands = hands
+        self._scout = scout
         self._settings = settings
         self._away_since_s: dict[str, float] = {}
         self._waiting_said: set[str] = set()
@@ -170,38 +153,41 @@ class Mover:
     async def _drop(self, group_id: str, node: str) -> None:
         await self._hands.change(DropPlanned(((group_id, node),)))
 
-    async def _begin_move(self, need: Need, broker: str) -> None:
-        """Only where somebody leads: a group that cannot decide cannot change either."""
+    async def _begin_move(self, need: Need, broker: str) -> bool:
+        """Only where somebody leads: a group that cannot decide cannot change either. False if nobody does."""
         group_id = need.partition.group_id
         if _leader(await self._statuses(need.partition, None)) is None:
             self.waiting[group_id] = f"{need.why}; nobody leads it"
             if group_id not in self._waiting_said:
                 self._waiting_said.add(group_id)
                 _log.warning("a replica of %s is to be changed, but nobody leads there: %s", group_id, need.why)
-            return
+            return False
         self._waiting_said.discard(group_id)
         answer = await self._hands.change(BeginMove(group_id, need.remove, broker, need.reason, need.why))
         if isinstance(answer, Move):
             _log.warning("%s: %s", group_id, _words(answer))
         elif isinstance(answer, RayQueueError):
             raise answer
+        return True
 
     # -- what is under way ----------------------------------------------------------------------------
 
-    async def _go_on(self, move: Move, partition: PartitionInfo, view: ClusterView, here: set[str]) -> None:
+    async def _go_on(self, move: Move, partition: PartitionInfo, view: ClusterView, here: set[str]) -> bool:
+        """False if there was nothing to do but wait."""
         statuses = await self._statuses(partition, move)
         leader = _leader(statuses)
         if leader is None:
-            return  # elections take a moment; the next look asks again
+            return False  # elections take a moment; the next look asks again
         self._measure(move, leader, statuses.get(move.add))
         new = move.group_id, move.add
-        brokers = {ReplicaId(each.node): each.broker for each in partition.replicas}
+        brokers = {ReplicaId(each.replica_id): each.broker for each in partition.replicas}
         lost = {node for group_id, node in view.lost if group_id == move.group_id}
         found = moves.Found(
             ReplicaSet.of(leader.voters, leader.learners),
             leader.replica_id,
             unmade=new in view.unmade,
-            lost=new in view.lost,
+            # One that is an older copy of itself would wait for voters that it is there to replace.
+            lost=new in view.lost or (move.add in statuses and statuses[move.add].doubted is not None),
             old_broker=brokers.get(ReplicaId(move.remove), ""),
             well=[each.replica_id for each in statuses.values() if each.damaged is None and each.doubted is None],
             away=[node for node, broker in brokers.items() if broker not in here or node in lost],
@@ -211,14 +197,16 @@ class Mover:
         )
         step = moves.next_step(move, found, here)
         if step is None:
-            return
+            return False
         handle = await self._hands.handle(_key(move.group_id, leader.replica_id))
         try:
             if isinstance(step, moves.Finish | moves.Cancel) and not await _still_so(handle, leader):
-                return
+                return False
             await self._take(step, move, partition, handle)
         except (LearnerBehindError, NotInSyncError, ChangeInProgressError) as error:
             _log.debug("%s: %s", move.group_id, error)
+            return False
+        return True
 
     async def _take(self, step: moves.Step, move: Move, partition: PartitionInfo, leader: Any) -> None:
         match step:
@@ -227,7 +215,7 @@ class Mover:
             case moves.Promote(node):
                 await _done(leader.promote.remote(node))
             case moves.Transfer(to):
-                await self._hands.transfer(partition, to, *((move.add,) if move.adds else ()))
+                await self._scout.transfer(partition, to, *((move.add,) if move.adds else ()))
             case moves.RemoveVoter(node) | moves.RemoveLearner(node):
                 await _done(leader.remove.remote(node))
             case moves.Finish():
@@ -254,7 +242,7 @@ class Mover:
 
     async def _statuses(self, partition: PartitionInfo, move: Move | None) -> dict[str, Status]:
         """What those replicas say that answer."""
-        ids = [each.node for each in partition.replicas] + ([move.add] if move is not None and move.adds else [])
+        ids = [each.replica_id for each in partition.replicas] + ([move.add] if move is not None and move.adds else [])
         said = await asyncio.gather(*(self._status(_key(partition.group_id, each)) for each in ids))
         return {node: status for node, status in zip(ids, said, strict=True) if status is not None}
 

@@ -13,10 +13,11 @@ import asyncio
 import logging
 import time
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 from rayqueue.actors.directory import RayDirectory
 from rayqueue.actors.keeper import nodes
+from rayqueue.actors.keeper.hands import Hands
 from rayqueue.actors.keeper.plan import ReplicaKey
 from rayqueue.actors.ray_calls import FAILURES
 from rayqueue.cluster.leaders import Picture, Spreader, nearest
@@ -46,12 +47,6 @@ _AT_ONCE = 200
 class Disk(NamedTuple):
     total_bytes: int
     free_bytes: int
-
-
-class Hands(Protocol):
-    async def handle(self, key: ReplicaKey) -> Any:
-        """The replica's actor. ``ValueError`` if it has none."""
-        ...
 
 
 class Scout:
@@ -95,7 +90,7 @@ class Scout:
         moved = 0
         for each in transfers:
             part = partitions[each.group_id]
-            node = next(replica.node for replica in part.replicas if replica.broker == each.target)
+            node = next(replica.replica_id for replica in part.replicas if replica.broker == each.target)
             try:
                 await self.transfer(part, node)
             except FAILURES as error:
@@ -111,7 +106,7 @@ class Scout:
 
     async def transfer(self, partition: PartitionInfo, node: str, *more: str) -> None:
         """Let this replica lead. ``more``: replicas that are not in the metadata yet."""
-        ids = (*(replica.node for replica in partition.replicas), *more)
+        ids = (*(replica.replica_id for replica in partition.replicas), *more)
         route = GroupRoute(partition.group_id, ids, self._directory, self._settings)
         try:
             await route.call(TransferLeader(to=node), timeout_ms=_TRANSFER_MS)
@@ -124,7 +119,7 @@ class Scout:
         """One replica of each: the last leader, or, if that does not know better, each time another one."""
         asked: dict[str, str] = {}
         for group_id, part in partitions.items():
-            ids = [replica.node for replica in part.replicas if replica.broker in here]
+            ids = [replica.replica_id for replica in part.replicas if replica.broker in here]
             known = self._nodes.get(group_id)
             if ids:
                 asked[group_id] = known if known in ids else ids[int(time.monotonic()) % len(ids)]
@@ -134,7 +129,7 @@ class Scout:
             statuses = await self._directory.statuses(names[first : first + _AT_ONCE])
             for (group_id, _), status in statuses.items():
                 leader = status.leader if isinstance(status, Status) else None
-                brokers = {replica.node: replica.broker for replica in partitions[group_id].replicas}
+                brokers = {replica.replica_id: replica.broker for replica in partitions[group_id].replicas}
                 if isinstance(status, Status):
                     self.sizes[group_id] = status.size_bytes
                 if leader in brokers and brokers[leader] in here:
@@ -151,7 +146,7 @@ class Scout:
         for info in view.topics.values():
             for part in info.partitions:
                 for replica in part.replicas:
-                    there.setdefault(replica.broker, ReplicaKey(GroupId(part.group_id), ReplicaId(replica.node)))
+                    there.setdefault(replica.broker, ReplicaKey(GroupId(part.group_id), ReplicaId(replica.replica_id)))
         for node, broker in view.coordinators.items():
             there.setdefault(broker, ReplicaKey(COORDINATOR, node))
         found = await asyncio.gather(*(self._disk(each, there.get(each.broker)) for each in alive))
@@ -186,8 +181,8 @@ class Scout:
                 replica.broker
                 for replica in part.replicas
                 if replica.broker in stay
-                and (group_id, replica.node) not in view.lost
-                and (group_id, replica.node) not in view.unmade
+                and (group_id, replica.replica_id) not in view.lost
+                and (group_id, replica.replica_id) not in view.unmade
             )
             for group_id, part in partitions.items()
             if group_id not in view.moves

@@ -10,10 +10,11 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Collection, Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING
 
+from rayqueue.actors.keeper.hands import Hands
 from rayqueue.actors.metrics import ClusterMetrics
-from rayqueue.cluster.commands import AnyCommand, NoteEvents
+from rayqueue.cluster.commands import NoteEvents
 from rayqueue.cluster.events import Look, changes, line, under_replicated
 from rayqueue.errors import UpgradeUnfinishedError
 from rayqueue.ids import ReplicaId
@@ -27,12 +28,6 @@ _AT_ONCE = 64
 """Events of one look that are written down; the rest of a flood is in the log only."""
 
 
-class Hands(Protocol):
-    """What the keeper lends to its witness."""
-
-    async def change(self, command: AnyCommand) -> Any: ...
-
-
 class Witness:
     """Belongs to the event loop of its keeper."""
 
@@ -44,12 +39,15 @@ class Witness:
     def lead_no_more(self) -> None:
         if self._before is not None:
             self._before = None
-            self._metrics.report(0, 0, 0, 0)
+            self._metrics.report(0, 0, 0, 0, 0)
 
-    async def look(self, view: ClusterView, here: Collection[str], given_up: Mapping[str, str]) -> None:
+    async def look(
+        self, view: ClusterView, here: Collection[str], given_up: Mapping[str, str], leaving: Mapping[str, str]
+    ) -> None:
         brokers = {name: row.draining for name, row in view.brokers.items()}
-        now = Look(brokers, set(here), dict(given_up), view.topics, view.lost, view.moves, view.recoveries)
-        self._metrics.report(len(under_replicated(now)), len(now.moves), len(now.lost), len(brokers.keys() - now.here))
+        now = Look(brokers, set(here), dict(given_up), view.topics, view.lost, view.moves, view.recoveries, leaving)
+        away = len(brokers.keys() - now.here)
+        self._metrics.report(len(under_replicated(now)), len(now.moves), len(now.lost), away, len(view.commits))
         before, self._before = self._before, now
         events = [] if before is None or before == now else changes(before, now, int(time.time() * 1000))
         for event in events:

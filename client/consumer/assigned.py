@@ -104,6 +104,19 @@ class AssignedPartition:
         offsets = self.committable()
         return offsets if offsets != self.sent else None
 
+    def passed(self) -> dict[int, int] | None:
+        """Where a reader that commits by transactions stands, if all since its last one was passed over: there was
+        nothing to hand out, and so nothing to wait for. None if something was, or nothing is new."""
+        if self.rewind or any(lane.handed > self.origin[lane.number] for lane in self.lanes):
+            return None
+        offsets = self.positions()
+        return offsets if offsets not in (self.origin, self.sent) else None
+
+    def passed_over(self, epoch: int, offsets: dict[int, int]) -> None:
+        """That was committed. ``epoch``: when it was asked for."""
+        if self.epoch == epoch and all(offset >= self.origin[lane] for lane, offset in offsets.items()):
+            self.origin = self.sent = offsets
+
     @property
     def settled(self) -> bool:
         """Nothing that was handed out waits for its acknowledgement."""

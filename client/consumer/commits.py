@@ -95,6 +95,16 @@ class Commits:
                 raise outcome
         return errors
 
+    async def commit_passed(self, partitions: Iterable[AssignedPartition], *, timeout_ms: int | None = None) -> None:
+        """Let positions that move by transactions pass what nobody can read: what was aborted at the end."""
+        for assigned in partitions:
+            with self._subscription.lock:
+                offsets, epoch = assigned.passed() if assigned.begun else None, assigned.epoch
+            if offsets is not None:
+                await self.commit(assigned, offsets, timeout_ms=timeout_ms)
+                with self._subscription.lock:
+                    assigned.passed_over(epoch, offsets)
+
     def forget(self, partition: TopicPartition) -> None:
         turn = self._turns.get(partition)
         if turn is not None and not turn.locked():

@@ -129,11 +129,11 @@ def _start_of(stretch: list[int]) -> int:
 class Lane:
     """One lane: its cursor, what waits to be handed out, and what was and is not done."""
 
-    __slots__ = ("acks", "chunks", "cursor", "number", "queued")
+    __slots__ = ("acks", "chunks", "cursor", "handed", "number", "queued")
 
     def __init__(self, number: int, offset: int) -> None:
         self.number = number
-        self.cursor = offset
+        self.cursor = self.handed = offset  # behind the last record that was handed out
         self.chunks: deque[Chunk] = deque()
         self.acks = Acks()
         self.queued = False  # of whoever keeps a queue of lanes that have something
@@ -165,6 +165,7 @@ class Lane:
     def take(self, chunk: Chunk, stop: int) -> int:
         """The first chunk was handed out up to ``stop``. Returns the bytes that this frees."""
         self.acks.hand(chunk.start, stop)
+        self.handed = stop
         return self.skip(chunk, stop)
 
     def skip(self, chunk: Chunk, stop: int) -> int:
@@ -180,5 +181,5 @@ class Lane:
         freed_bytes = sum(chunk.size_bytes for chunk in self.chunks)
         self.chunks.clear()
         self.acks.clear()
-        self.cursor = offset
+        self.cursor = self.handed = offset
         return freed_bytes

@@ -107,7 +107,7 @@ class ConsumerTasks:
         else:
             self._manual = ManualPartitions(*parts, self.commits, self._settings, self.options, rng=self._rng)
             await self._manual.start()
-        if self.commits is not None and self.options.commits_itself:
+        if self.commits is not None and (self.options.commits_itself or self.options.exactly_once):
             self._timer = asyncio.get_running_loop().create_task(self._commit_by_the_clock())
 
     async def close(self, *, commit: bool) -> None:
@@ -121,6 +121,7 @@ class ConsumerTasks:
         if commit and self.commits is not None:
             for error in await self.commits.commit_due(self._assigned(), timeout_ms=_CLOSE_TIMEOUT_MS):
                 _log.warning("a consumer was closed without its last commit: %s", error)
+        await self._commit_passed(timeout_ms=_CLOSE_TIMEOUT_MS)
         if self._membership is not None:
             await self._membership.close()
         if self._manual is not None:
@@ -129,9 +130,20 @@ class ConsumerTasks:
     async def _commit_by_the_clock(self) -> None:
         while not self.closed:
             await asyncio.sleep(self._settings.consumer.auto_commit_ms / 1000)
+            if self.options.exactly_once:
+                await self._commit_passed()
+                continue
             self.subscription.settle(current_done=False)
             for error in await self.commit_due():
                 _log.warning("commit failed, trying again: %s", error)
+
+    async def _commit_passed(self, *, timeout_ms: int | None = None) -> None:
+        if self.commits is None or not self.options.exactly_once:
+            return
+        try:
+            await self.commits.commit_passed(self._assigned(), timeout_ms=timeout_ms)
+        except RayQueueError as error:
+            _log.info("a position has not passed what was aborted yet: %s", error)
 
     # -- the group ---------------------------------------------------------------------------
 

@@ -41,14 +41,14 @@ class Options:
         instance: str | None = None,
         client: str | None = None,
         pin: bool = False,
-        isolation: str | None = None,
+        isolation: str = "read_committed",
     ) -> None:
         if delivery not in ("at_least_once", "at_most_once", "exactly_once") or ack not in ("poll", "record"):
             raise InvalidInputError(
                 "delivery is 'at_least_once', 'at_most_once' or 'exactly_once', and ack is 'poll' or 'record', "
                 f"not {delivery!r} and {ack!r}"
             )
-        if isolation not in (None, "read_committed", "read_uncommitted"):
+        if isolation not in ("read_committed", "read_uncommitted"):
             raise InvalidInputError(
                 f"isolation is 'read_committed' or 'read_uncommitted', not {isolation!r}", option="isolation"
             )
@@ -76,7 +76,7 @@ class Options:
         self.at_most_once = delivery == "at_most_once"
         self.exactly_once = delivery == "exactly_once"
         """Positions are committed by transactions only."""
-        self.reads_committed = isolation == "read_committed" or self.exactly_once
+        self.reads_committed = isolation == "read_committed"
         self.auto_commit = auto_commit and not self.exactly_once
         self.commits_itself = self.auto_commit or self.at_most_once
         self.by_record = ack == "record"

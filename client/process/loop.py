@@ -192,16 +192,18 @@ class ProcessLoop:
         self._dead = 0
         results = [result for each in self._returned(records) for result in each]
         made = len(results) - self._dead
-        if settings.state is not None:
-            for partition, state in self._states.items():
-                results += state.changes(settings.state, partition.partition)
         tx = producer.transaction(wait_visible=False)
         with tx:
             send_all(tx, results, settings.sink)
+            for state in self._states.values():
+                state.send(tx)
             tx.commit_offsets(consumer)
             self._commit(tx)
         for state in self._states.values():
             state.committed()
+            before = state.to_trim()
+            if before is not None:
+                self._rq.io.call(state.trim(self._rq.routes, before))
         self._count(records=len(records), results=made, dead_letters=self._dead, transactions=1)
 
     def _commit(self, tx: Any) -> None:

@@ -16,7 +16,9 @@ clock but the one that is handed in.
   over partitions that have nothing to do and batches still fill where all are busy.
 - What failed and nobody has looked at is kept for ``flush`` and ``close``, which tell it.
 - The sender is woken when there is something to take that it does not know of, once, not for every record.
-- Between transactions (``refuse``, ``accept``) nothing is taken: a record is in one of them, or its ``send`` raises.
+- Between transactions (``refuse``, ``accept``) nothing is accepted: a record is in one of them, or its ``send`` raises.
+  Who names a transaction adds to that one or to none. Batches of one that is not released yet are not taken.
+- Each partition that a transaction touches costs it something: what may go to any of them stays in one for a while.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ from weakref import WeakSet
 from rayqueue.client.forks import forked
 from rayqueue.client.producer.batch import Batch
 from rayqueue.client.producer.delivery import Delivery, Outcome, Part
-from rayqueue.errors import ClosedError, RayQueueError
+from rayqueue.errors import ClosedError, InvalidInputError, RayQueueError
 from rayqueue.protocol.data import Appended
 from rayqueue.records import Compression, Headers, HeadersIn
 
@@ -48,6 +50,8 @@ STRIPE = 32
 BURST = 1024
 """With so many on their way to a partition there is enough for everybody: the rest of its batch follows them, because
 large batches cost less."""
+STAY_BATCHES = 16
+"""Batches of one transaction that follow each other into one partition, if they may go to any."""
 _LOOK_AT = 8
 """Partitions among which the one with the least on its way is found. The next time others are looked at."""
 
@@ -112,14 +116,15 @@ class PartitionBuffer:
     def take(self, now_s: float) -> Batch | None:
         """The next batch that may go now."""
         with self.accumulator.lock:
+            released = self.accumulator.released
             if self.ready:
-                return self.ready.popleft()
+                return self.ready.popleft() if self.ready[0].number <= released else None
             linger_s = self.accumulator.linger_s
             if self.in_flight and not linger_s:
                 return None
             for lane in range(len(self.open) - 1, -1, -1):
                 batch = self.open[lane]
-                if batch is not None and batch.opened_s <= now_s - linger_s:
+                if batch is not None and batch.opened_s <= now_s - linger_s and batch.number <= released:
                     return self.close(lane)
         return None
 
@@ -168,6 +173,10 @@ class TopicBuffer:
     most_records: int | None = None
     most_bytes: int | None = None
     bounded: bool = False
+    number: int = 0
+    """The transaction that has chosen the partition whose turn it is."""
+    stays: int = 0
+    """How many batches more it leaves there."""
 
     def bound(self, most_records: int | None, most_bytes: int | None) -> None:
         """Of a partition's backlog, and so of what is on its way there."""
@@ -218,6 +227,10 @@ class Accumulator:
         self.used_bytes = 0
         self.is_closed = False
         """For good."""
+        self.number = 0
+        """The transaction that takes what is added. Without transactions there is only this one."""
+        self.released = 0
+        """Batches of those up to this one may be taken."""
         self.on_failure: Callable[[RayQueueError], None] = _nothing
         """Called, in the I/O thread, when a batch was given up."""
         self._refusal: Callable[[], RayQueueError] | None = None
@@ -258,9 +271,13 @@ class Accumulator:
         timestamp_ms: int,
         size_bytes: int,
         on_delivery: Callable[[Delivery], object] | None = None,
+        of: int = 0,
     ) -> Delivery | None:
-        """Add a record. None if there is no space now. ``size_bytes`` is what it takes in a batch."""
+        """Add a record. None if there is no space now. ``size_bytes`` is what it takes in a batch. ``of``: this
+        transaction and no other."""
         with self.lock:
+            if of and of != self.number:
+                raise over()
             used_bytes = self.used_bytes
             if used_bytes + size_bytes > self._buffer_bytes and used_bytes:
                 return None
@@ -310,10 +327,11 @@ class Accumulator:
         headers: Sequence[HeadersIn] | None,
         timestamps: Sequence[int],
         size_bytes: int,
+        of: int = 0,
     ) -> Part | None:
         """Add records that fit into one batch together. None if there is no space now."""
         with self.lock:
-            partition = self._partition_for(topic, number, len(values), size_bytes)
+            partition = self._partition_for(topic, number, len(values), size_bytes, of)
             if partition is None:
                 return None
             batch = partition.open[lane]
@@ -333,12 +351,19 @@ class Accumulator:
             return Part(batch.outcome, position, len(values))
 
     def put(
-        self, topic: TopicBuffer, number: int, lane: int, payload: bytes, count: int, timestamps: Sequence[int] | int
+        self,
+        topic: TopicBuffer,
+        number: int,
+        lane: int,
+        payload: bytes,
+        count: int,
+        timestamps: Sequence[int] | int,
+        of: int = 0,
     ) -> Part | None:
         """Add a batch that is encoded already, without a producer. None if there is no space now."""
         size_bytes = len(payload)
         with self.lock:
-            partition = self._partition_for(topic, number, count, size_bytes)
+            partition = self._partition_for(topic, number, count, size_bytes, of)
             if partition is None:
                 return None
             self._cut(partition, lane)
@@ -349,6 +374,7 @@ class Accumulator:
             batch.count = count
             partition.closed(batch)
             partition.ready.append(batch)
+            topic.stays -= topic.stays > 0
             self._signal(partition)
             return Part(batch.outcome, 0, count)
 
@@ -397,10 +423,21 @@ class Accumulator:
         for _, wake in waiters:
             wake()
 
-    def accept(self) -> None:
+    def accept(self, number: int) -> None:
+        """What is added from now on is of this transaction."""
         with self.lock:
+            self.number = number
             if not self.is_closed:
                 self._refusal = None
+
+    def release(self, number: int) -> None:
+        """What is of transactions up to this one may be taken."""
+        with self.lock:
+            self.released = number
+            for topic in self._topics:
+                for partition in topic.partitions:
+                    if len(partition):
+                        self._signal(partition)
 
     def forget(self) -> None:
         """This process is a forked child: all that is here is sent by its parent, and nothing can be added."""
@@ -488,8 +525,12 @@ class Accumulator:
         # What is larger than the whole buffer goes alone.
         return self.used_bytes + size_bytes > self._buffer_bytes and self.used_bytes > 0
 
-    def _partition_for(self, topic: TopicBuffer, number: int, records: int, size_bytes: int) -> PartitionBuffer | None:
+    def _partition_for(
+        self, topic: TopicBuffer, number: int, records: int, size_bytes: int, of: int
+    ) -> PartitionBuffer | None:
         """The one to add so much to; None if there is no space now."""
+        if of and of != self.number:
+            raise over()
         if self._lacks_space(size_bytes):
             return None
         partition = topic.partitions[number] if number >= 0 else self._next_partition(topic)
@@ -503,8 +544,12 @@ class Accumulator:
         return any(_has_room(topic, each, lack.count, size_bytes) for each in partitions)
 
     def _next_partition(self, topic: TopicBuffer) -> PartitionBuffer:
-        """The one with the least on its way, and among equals the next in turn."""
+        """The one with the least on its way, and among equals the next in turn. A transaction stays where it is."""
         partitions = topic.partitions
+        if self.number:
+            if topic.number == self.number and topic.stays and not topic.bounded:
+                return partitions[topic.turn]
+            topic.number, topic.stays = self.number, STAY_BATCHES
         count = len(partitions)
         first = best = (topic.turn + 1) % count
         least = partitions[best].records
@@ -532,6 +577,7 @@ class Accumulator:
         timestamps: list[int] = []
         batch = self._new_batch(partition, lane, Outcome(topic.name, partition.number, timestamps), timestamps)
         partition.open[lane] = batch
+        topic.stays -= topic.stays > 0
         return batch
 
     def _new_batch(self, partition: PartitionBuffer, lane: int, outcome: Outcome, timestamps: list[int]) -> Batch:
@@ -547,6 +593,7 @@ class Accumulator:
             serial=self._serial,
             compression=self._compression,
             transactional=self._transactional,
+            number=self.number,
         )
         self._unresolved[self._serial] = [batch]
         return batch
@@ -586,6 +633,10 @@ def _has_room(topic: TopicBuffer, partition: PartitionBuffer, records: int, size
 
 def _nothing(error: RayQueueError) -> None:
     """Nobody has to be told."""
+
+
+def over() -> InvalidInputError:
+    return InvalidInputError("this transaction is over: what is sent in it now is in none")
 
 
 def closed() -> ClosedError:

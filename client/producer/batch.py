@@ -35,6 +35,8 @@ class Batch(Outgoing):
     serial: int
     compression: Compression = Compression.NONE
     transactional: bool = False
+    number: int = 0
+    """Of the transaction that it is of, in its producer."""
 
     def __len__(self) -> int:
         return self.count or len(self.values)
@@ -100,6 +102,7 @@ class Batch(Outgoing):
                 opened_s=self.opened_s,
                 serial=self.serial,
                 transactional=self.transactional,
+                number=self.number,
             )
             for start, count, outcome, payload, size in zip(
                 (0, at), (at, self.count - at), outcomes, payloads, sizes, strict=True

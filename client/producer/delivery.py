@@ -27,7 +27,7 @@ import threading
 from bisect import bisect_right
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate, repeat
+from itertools import accumulate, groupby, repeat
 from typing import Any, NamedTuple, overload
 
 from rayqueue.client.arguments import seconds_of
@@ -345,7 +345,7 @@ class Deliveries(Sequence[Delivery]):
         error = self.exception(timeout, timeout_ms=timeout_ms)
         if error is not None:
             raise error
-        return _Metadatas(self)
+        return Metadatas(self)
 
     def exception(self, timeout: float | None = None, *, timeout_ms: int | None = None) -> RayQueueError | None:
         """The first error there is; None if all are written."""
@@ -400,7 +400,7 @@ class Deliveries(Sequence[Delivery]):
         return part.outcome.leaf(part.position + index - (self._ends[at] - part.count))
 
 
-class _Metadatas(Sequence[RecordMetadata]):
+class Metadatas(Sequence[RecordMetadata]):
     """Made as they are asked for: most callers of ``send_many`` look at none of them, or at the last."""
 
     __slots__ = ("_deliveries",)
@@ -423,6 +423,19 @@ class _Metadatas(Sequence[RecordMetadata]):
 
     def __iter__(self) -> Iterator[RecordMetadata]:
         return iter(self._deliveries.metadatas())
+
+    def runs(self) -> Iterator[tuple[RecordMetadata, int]]:
+        """All of them, in their order, as runs of one partition and one timestamp: the first, and how many."""
+        if self._deliveries._order is not None:
+            yield from zip(self, repeat(1))
+            return
+        for outcome, start, stop in self._deliveries._ranges():
+            for leaf, begin, end in outcome.leaves(start, stop):
+                times = leaf.timestamps
+                for _, alike in groupby(repeat(times, end - begin) if isinstance(times, int) else times[begin:end]):
+                    count = len(list(alike))
+                    yield leaf.metadata(begin), count
+                    begin += count
 
 
 async def _known(ranges: Iterable[Range]) -> None:

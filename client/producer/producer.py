@@ -22,7 +22,7 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from typing_extensions import Never, Unpack
+from typing_extensions import Never, Self, Unpack
 
 from rayqueue.client.arguments import check_timeout_ms, hinted, refuse_unknown
 from rayqueue.client.forks import forked
@@ -128,6 +128,7 @@ class Producer(Twin, Generic[ValueT, KeyT]):
             self._accumulator, batch_bytes, COMPRESSIONS[settings.compression], transactional=transactional
         )
         self._append = self._accumulator.append
+        self._of = 0
         self._leaving = weakref.finalize(self, _left, self._accumulator)
 
     # -- sending -------------------------------------------------------------------------
@@ -297,9 +298,9 @@ class Producer(Twin, Generic[ValueT, KeyT]):
         if target is None:
             target = await self._find(topic)
         try:
-            steps, order, total_bytes = self._bulk.steps(target, *columns)
+            steps, order, total_bytes = self._bulk.steps(self._of, target, *columns)
         except UnknownPartitionError:
-            steps, order, total_bytes = self._bulk.steps(await self._find(topic, refresh=True), *columns)
+            steps, order, total_bytes = self._bulk.steps(self._of, await self._find(topic, refresh=True), *columns)
         self._refuse_if_too_much(total_bytes)
         parts: list[Part] = []
         full: QueueFullError | None = None
@@ -317,23 +318,36 @@ class Producer(Twin, Generic[ValueT, KeyT]):
                 added = Part(failed_outcome(topic, -1 if partition is None else partition, full), 0, lack.count)
                 self._accumulator.note_failure(added.outcome, added.count)
                 if self._transactions is not None:
-                    self._transactions.lost(full)
+                    self._transactions.lost(full, self._of)
             parts.append(added)
         return Deliveries(parts, order)
 
-    def transaction(self, *, wait_visible: bool = True) -> Transaction:
+    def transaction(self, *, wait: bool = True, wait_visible: bool = True) -> Transaction:
         """A transaction, for a ``with`` or ``async with`` block: all that is sent in it is seen, or nothing ever is.
 
         The producer needs a ``transactional_id``. ``wait_visible``: the end of the block waits until every partition
         knows. Without it, it returns as soon as that is decided; it becomes visible a moment later by itself, and the
         next transaction may be under way meanwhile.
+
+        Without ``wait`` the end of the block waits for nothing, and the next one can begin at once: what ends while
+        others are being decided is decided together, which is faster by far. What becomes of it is told by
+        ``Transaction.wait_committed``, and that something was not committed by the next transaction to begin, or by
+        ``flush`` or ``close``. If one is not committed, none is that has begun after it, until that was told.
         """
         self._refuse_in_child()
         if self._transactions is None:
             raise InvalidInputError(
                 "a producer needs a transactional_id for transactions: rq.producer(transactional_id=)"
             )
-        return Transaction(self, self._transactions, self._io, visible=wait_visible)
+        return Transaction(self, self._transactions, self._io, waits=wait, visible=wait_visible)
+
+    def _within(self, number: int) -> Self:
+        """This producer, for one transaction: what is sent by it is in that one, or in none."""
+        within = object.__new__(type(self))
+        within.__dict__.update(self.__dict__)
+        within._of = number
+        within._append = partial(self._append, of=number)
+        return within
 
     # -- waiting -------------------------------------------------------------------------
 
@@ -385,7 +399,11 @@ class Producer(Twin, Generic[ValueT, KeyT]):
         still tries.
         """
         self._refuse_in_child()
+        began_s = time.monotonic()
         await self._until_resolved(timeout_ms)
+        if self._transactions is not None and self._transactions.behind.busy:
+            left_s = _FOREVER_S if timeout_ms is None else timeout_ms / 1000 - (time.monotonic() - began_s)
+            await in_io(self._io, self._transactions.settled(max(0.0, left_s)))
         self._raise_failures()
 
     flush_async = awaiting(flush)
@@ -464,6 +482,8 @@ class Producer(Twin, Generic[ValueT, KeyT]):
             self._sender.close()
         elif self._io.usable:
             await in_io(self._io, self._end(), finish=True)  # what is left is resolved after this
+        if self._transactions is not None:
+            self._transactions.behind.tell()
         self._raise_failures()
 
     close_async = awaiting(close)

@@ -45,6 +45,7 @@ class ManyRecords:
 
     def steps(
         self,
+        of: int,
         target: Target,
         values: Any,
         keys: Any,
@@ -53,7 +54,8 @@ class ManyRecords:
         partition: int | None,
         timestamps_ms: Any,
     ) -> tuple[Iterator[Step], list[int] | None, int]:
-        """Check the columns. What to do to accept them, piece by piece; the order this leaves them in; their size."""
+        """Check the columns, which are for transaction ``of``. What to do to accept them, piece by
+        piece; the order this leaves them in; their size."""
         target.check_priority(priority)
         if partition is not None:
             target.check_partition(partition)
@@ -67,20 +69,22 @@ class ManyRecords:
             raise target.oversized(columns.max_size)
         parts, order = target.spread(columns) if partition is None else ({partition: columns}, None)
         total_bytes = columns.size_bytes + len(columns.values) * overhead_bytes(columns)
-        return self._pieces(target, parts, priority), order, total_bytes
+        return self._pieces(of, target, parts, priority), order, total_bytes
 
-    def _pieces(self, target: Target, parts: Mapping[int, Columns | ArrowColumns], lane: int) -> Iterator[Step]:
+    def _pieces(
+        self, of: int, target: Target, parts: Mapping[int, Columns | ArrowColumns], lane: int
+    ) -> Iterator[Step]:
         buffer = target.buffer
         for number, columns in parts.items():
-            most = _most_records(target, number, len(columns.values))
+            most = _most_records(target, number, len(columns.values), spread=not self._transactional)
             for start, stop, size_bytes in cuts(columns.ends, overhead_bytes(columns), self._batch_bytes, most):
                 piece, count = columns.slice(start, stop), stop - start
                 if isinstance(piece, Columns):
-                    add = partial(self._accumulator.extend, buffer, number, lane, *piece[:4], size_bytes)
+                    add = partial(self._accumulator.extend, buffer, number, lane, *piece[:4], size_bytes, of)
                     yield add, Lack(size_bytes, buffer, number, count)
                 else:
                     payload = self._encoded(piece, lane)
-                    put = partial(self._accumulator.put, buffer, number, lane, payload, count, piece.stamps())
+                    put = partial(self._accumulator.put, buffer, number, lane, payload, count, piece.stamps(), of)
                     yield put, Lack(len(payload), buffer, number, count)
 
     def _encoded(self, piece: ArrowColumns, lane: int) -> bytes:
@@ -96,9 +100,9 @@ class ManyRecords:
         )
 
 
-def _most_records(target: Target, number: int, count: int) -> int:
+def _most_records(target: Target, number: int, count: int, *, spread: bool) -> int:
     """Of one piece: no more than a bounded partition takes; and if it may be any, its share of a burst."""
     share = -(-count // len(target.buffer.partitions))
-    most = count if number != ANY or share > BURST else max(STRIPE, share)
+    most = count if number != ANY or share > BURST or not spread else max(STRIPE, share)
     bound = target.buffer.most_records
     return max(1, most if bound is None else min(most, bound))

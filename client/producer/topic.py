@@ -93,7 +93,7 @@ class Topic(Generic[ValueT, KeyT]):
         instance: str | None = None,
         client: str | None = None,
         pin: bool = False,
-        isolation: Literal["read_committed", "read_uncommitted"] | None = None,
+        isolation: Literal["read_committed", "read_uncommitted"] = "read_committed",
         fetch_bytes: int | None = None,
         fetch_wait_ms: int | None = None,
         prefetch_bytes: int | None = None,
@@ -161,9 +161,9 @@ class TopicProducer(Twin, Generic[ValueT, KeyT]):
     send_many = _of_topic(Producer.send_many)
     send_many_async = _of_topic(Producer.send_many_async)
 
-    def transaction(self, *, wait_visible: bool = True) -> Transaction:
+    def transaction(self, *, wait: bool = True, wait_visible: bool = True) -> Transaction:
         """As ``Producer.transaction``: what is sent in it names its topics, of which this may be one."""
-        return self._producer.transaction(wait_visible=wait_visible)
+        return self._producer.transaction(wait=wait, wait_visible=wait_visible)
 
     @blocking
     async def flush(self, *, timeout_ms: int | None = None) -> None:

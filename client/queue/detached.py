@@ -221,8 +221,10 @@ class DetachedQueue:
         delay_ms: int | None = None,
         reason: str = "",
         traceback: str = "",
+        result: bytes | None = None,
     ) -> list[JobLease]:
-        """Say how these ended. Returns once that is committed, with those that were lost. May be repeated."""
+        """Say how these ended. Returns once that is committed, with those that were lost. May be repeated. ``result``:
+        of the one job that is acknowledged."""
 
         def settlement(token: int, offsets: Sequence[int]) -> Settlement:
             return Settlement(
@@ -232,6 +234,7 @@ class DetachedQueue:
                 delay_ms=-1 if delay_ms is None else delay_ms,
                 reason=reason[:MAX_REASON],
                 traceback=traceback[-MAX_TRACEBACK:],
+                result=result,
             )
 
         lost, _ = await self._say(leases, settlement)

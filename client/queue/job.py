@@ -113,27 +113,27 @@ class Job(msgspec.Struct, Generic[ValueT, KeyT], weakref=True, eq=False):
     ack_async = awaiting(ack)
 
     @blocking
-    async def done(self, result: Any) -> None:
+    async def done(self, result: Any, *, wait: bool = True) -> None:
         """It is finished, with a result for those who wait for it (``put(..., want_result=True)``). Bytes, or what the
-        queue's ``result_form`` writes."""
-        await self._worker.settle((self,), "ack", result=self._worker.encoded_result(result))
+        queue's ``result_form`` writes. ``wait`` as for ``ack``."""
+        await self._worker.settle((self,), "ack", result=self._worker.encoded_result(result), wait=wait)
 
     done_async = awaiting(done)
 
     @blocking
-    async def nack(self, *, delay_ms: int | None = None, reason: str = "", traceback: str = "") -> None:
+    async def nack(
+        self, *, delay_ms: int | None = None, reason: str = "", traceback: str = "", wait: bool = True
+    ) -> None:
         """It was not done, and is to be tried again: after ``delay_ms``, or after the queue's back-off. After
-        ``max_deliveries`` it is dead."""
-        await self._worker.settle(
-            (self,), "nack", delay_ms=delay_ms, reason=reason[:MAX_REASON], traceback=traceback[-MAX_TRACEBACK:]
-        )
+        ``max_deliveries`` it is dead. ``wait`` as for ``ack``."""
+        await self._worker.settle((self,), "nack", delay_ms=delay_ms, reason=reason, traceback=traceback, wait=wait)
 
     nack_async = awaiting(nack)
 
     @blocking
-    async def reject(self, reason: str = "", *, traceback: str = "") -> None:
-        """It can never be done: to the dead letters at once."""
-        await self._worker.settle((self,), "reject", reason=reason[:MAX_REASON], traceback=traceback[-MAX_TRACEBACK:])
+    async def reject(self, reason: str = "", *, traceback: str = "", wait: bool = True) -> None:
+        """It can never be done: to the dead letters at once. ``wait`` as for ``ack``."""
+        await self._worker.settle((self,), "reject", reason=reason, traceback=traceback, wait=wait)
 
     reject_async = awaiting(reject)
 

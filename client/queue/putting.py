@@ -207,14 +207,15 @@ class Putting(Generic[ValueT, KeyT]):
 
     def _place(self, key: Any, dedupe_id: str | None) -> int | None:
         """Jobs with one ``dedupe_id`` meet in one partition."""
-        return None if self._info is None else place_of(key, dedupe_id, len(self._info.partitions))
+        return None if self._info is None else place_of(self._info, key, dedupe_id)
 
 
-def place_of(key: Any, dedupe_id: str | None, partitions: int) -> int | None:
-    """The partition in which all jobs with this ``dedupe_id`` meet; None where the key says it, or nothing does."""
-    if dedupe_id is None or key is not None:
+def place_of(info: TopicInfo, key: Any, dedupe_id: str | None) -> int | None:
+    """The partition in which all jobs with this ``dedupe_id`` meet; None where the key says it, or nothing does. A
+    queue that is ordered by key keeps its partitions."""
+    if dedupe_id is None or (key is not None and info.settings.ordered_by_key):
         return None
-    return jump(key_hash(check_text("dedupe_id", dedupe_id).encode()), partitions)
+    return jump(key_hash(check_text("dedupe_id", dedupe_id).encode()), info.dedupe_partitions)
 
 
 def job_options(

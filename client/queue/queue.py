@@ -79,7 +79,8 @@ class JobQueue(Putting[ValueT, KeyT], Working[ValueT, KeyT], Twin):
     async def flush(self, *, timeout_ms: int | None = None) -> None:
         """Wait until all that was put with ``wait=False`` is committed, and all that was said of jobs is answered.
 
-        Raises the first failure of an ``ack(wait=False)`` since the last ``flush``.
+        Raises the first failure of an ``ack``, ``nack``, ``reject`` or ``done`` with ``wait=False`` since the last
+        ``flush``.
         """
         if self._producer is not None:
             await part(self._producer.flush)(timeout_ms=timeout_ms)
@@ -115,21 +116,27 @@ class JobQueue(Putting[ValueT, KeyT], Working[ValueT, KeyT], Twin):
 
     @blocking
     async def nack(
-        self, *jobs: Job[ValueT, KeyT] | Iterable[Job[ValueT, KeyT]], delay_ms: int | None = None, reason: str = ""
+        self,
+        *jobs: Job[ValueT, KeyT] | Iterable[Job[ValueT, KeyT]],
+        delay_ms: int | None = None,
+        reason: str = "",
+        wait: bool = True,
     ) -> None:
-        """These are to be tried again, after ``delay_ms`` or the queue's back-off."""
+        """These are to be tried again, after ``delay_ms`` or the queue's back-off. ``wait`` as for ``ack``."""
         if delay_ms is not None:
             check_duration("delay_ms", delay_ms)
         worker = await self._working()
-        await worker.settle(_listed(jobs), "nack", delay_ms=delay_ms, reason=reason)
+        await worker.settle(_listed(jobs), "nack", delay_ms=delay_ms, reason=reason, wait=wait)
 
     nack_async = awaiting(nack)
 
     @blocking
-    async def reject(self, *jobs: Job[ValueT, KeyT] | Iterable[Job[ValueT, KeyT]], reason: str = "") -> None:
-        """These can never be done: to the dead letters at once."""
+    async def reject(
+        self, *jobs: Job[ValueT, KeyT] | Iterable[Job[ValueT, KeyT]], reason: str = "", wait: bool = True
+    ) -> None:
+        """These can never be done: to the dead letters at once. ``wait`` as for ``ack``."""
         worker = await self._working()
-        await worker.settle(_listed(jobs), "reject", reason=reason)
+        await worker.settle(_listed(jobs), "reject", reason=reason, wait=wait)
 
     reject_async = awaiting(reject)
 

@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any
 from rayqueue.client.io import IoThread
 from rayqueue.client.joining import own_node
 from rayqueue.client.queue.buffer import LINGER_S, Buffer, Waiter
-from rayqueue.client.queue.job import Grant, Job, JobId
+from rayqueue.client.queue.job import MAX_REASON, MAX_TRACEBACK, Grant, Job, JobId
 from rayqueue.client.queue.leases import Leases
 from rayqueue.client.queue.settling import (
     Countdown,
@@ -75,6 +75,7 @@ PARK_MS = 10_000
 _LATE_S = 0.05
 """A timer that is so late tells that this process was not given a processor."""
 _FOREVER_S = 3600.0
+_LET_GO = "the worker has let go of it without ack, nack or reject"
 _END_MS = 2000
 
 Decode = Callable[[WireJob, int], tuple[Any, Any]]
@@ -173,7 +174,7 @@ class Worker:
         by_lease = of_leases(jobs)
         answer: concurrent.futures.Future[None] = concurrent.futures.Future()
         told: Told = Countdown(len(by_lease), answer) if wait else self._heard_later
-        more = -1 if delay_ms is None else delay_ms, reason, traceback, result
+        more = -1 if delay_ms is None else delay_ms, reason[:MAX_REASON], traceback[-MAX_TRACEBACK:], result
         self._end(jobs, [(where, Ending(kind, token, some, told, *more)) for (where, token), some in by_lease.items()])
         if wait:
             with self._buffer.blocked():
@@ -190,7 +191,8 @@ class Worker:
     ) -> None:
         """The same, and nobody waits for it. A failure is logged: the job comes again."""
         grant = job.grant
-        ending = Ending(kind, grant.token, [job.offset], self._unheard, -1, reason, traceback, result)
+        texts = reason[:MAX_REASON], traceback[-MAX_TRACEBACK:]
+        ending = Ending(kind, grant.token, [job.offset], self._unheard, -1, *texts, result)
         self._end((job,), ((grant.partition, ending),))
 
     def _end(self, jobs: Iterable[Job[Any, Any]], endings: Iterable[tuple[int, Ending]]) -> None:
@@ -202,14 +204,13 @@ class Worker:
                 add(self._endings.setdefault(partition, []), ending)
         self._kick()
 
-    def dropped(self, grant: Grant, offset: int) -> None:
+    def dropped(self, grant: Grant, offset: int, reason: str = _LET_GO) -> None:
         """The application has let go of a job without ending it. Called by the garbage collector, in any thread: it
         must take no lock."""
         if not self._closed and self._io.usable:
-            self._io.loop.call_soon_threadsafe(self._dropped, grant, offset)
+            self._io.loop.call_soon_threadsafe(self._dropped, grant, offset, reason)
 
-    def _dropped(self, grant: Grant, offset: int) -> None:
-        reason = "the worker has let go of it without ack, nack or reject"
+    def _dropped(self, grant: Grant, offset: int, reason: str) -> None:
         with self._lock:
             endings = self._endings.setdefault(grant.partition, [])
             endings.append(Ending("nack", grant.token, [offset], self._unheard, reason=reason))

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from types import FrameType
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
+from types import CodeType, FrameType
 from typing import Any, Generic
 
 from rayqueue.client.arguments import check_count, hinted
-from rayqueue.client.queue.job import Job, explained
+from rayqueue.client.queue.job import MAX_REASON, Job, explained
 from rayqueue.client.queue.worker import Worker
 from rayqueue.client.twins import run_awaiting, run_blocking
 from rayqueue.errors import InvalidInputError
@@ -39,23 +39,14 @@ class Working(Generic[ValueT, KeyT]):
                 try:
                     yield job
                 except GeneratorExit:
-                    _left_behind(worker, job, sys._getframe().f_back)
+                    _left_behind(job, sys._getframe().f_back)
                     raise
                 if not job.settled:
                     worker.settle_later(job, "ack")
 
-    async def __aiter__(self) -> AsyncIterator[Job[ValueT, KeyT]]:
+    def __aiter__(self) -> AsyncIterator[Job[ValueT, KeyT]]:
         """The same for ``async for``."""
-        worker = await run_awaiting(self._working())
-        while True:
-            for job in await run_awaiting(worker.get(1, None)):
-                try:
-                    yield job
-                except GeneratorExit:
-                    _left_behind(worker, job)
-                    raise
-                if not job.settled:
-                    worker.settle_later(job, "ack")
+        return _AsyncJobs(self._working)
 
     @hinted
     def work(
@@ -151,12 +142,49 @@ class Working(Generic[ValueT, KeyT]):
         return through
 
 
-def _left_behind(worker: Worker, job: Job[Any, Any], frame: FrameType | None = None) -> None:
+class _AsyncJobs(AsyncIterator[Job[Any, Any]]):
+    """The iterator of an ``async for``. No generator: that one would be closed some time later, by the event loop; this
+    one is let go where the loop is left, and can tell where that was."""
+
+    def __init__(self, working: Callable[[], Coroutine[Any, Any, Worker]]) -> None:
+        self._working = working
+        self._job: Job[Any, Any] | None = None
+        self._asking: CodeType | None = None
+
+    def __anext__(self) -> Coroutine[Any, Any, Job[Any, Any]]:
+        self._asking = sys._getframe(1).f_code
+        return self._next()
+
+    async def _next(self) -> Job[Any, Any]:
+        worker = await run_awaiting(self._working())
+        job, self._job = self._job, None
+        if job is not None and not job.settled:
+            worker.settle_later(job, "ack")
+        while self._job is None:
+            for found in await run_awaiting(worker.get(1, None)):
+                self._job = found
+        return self._job
+
+    async def aclose(self) -> None:
+        """The loop is left."""
+        job, self._job = self._job, None
+        if job is not None:
+            _left_behind(job)
+
+    def __del__(self) -> None:
+        if self._job is not None:
+            frame = sys._getframe().f_back
+            _left_behind(self._job, frame if frame is not None and frame.f_code is self._asking else None)
+
+
+def _left_behind(job: Job[Any, Any], frame: FrameType | None = None) -> None:
     """``frame`` is where the iterator was let go: that of the loop, where it is at what has left it."""
     if job.settled:
         return
+    job.settled = True
     where = f" at {frame.f_code.co_filename}:{frame.f_lineno}, in {frame.f_code.co_name}," if frame else ""
-    worker.settle_later(job, "nack", reason=f"the loop over the queue was left{where} before the job was done")
+    reason = f"the loop over the queue was left{where} before the job was done"
+    job.grant.worker.dropped(job.grant, job.offset, reason[:MAX_REASON])
 
 
 def _failed(worker: Worker, job: Job[Any, Any], error: BaseException) -> None:

@@ -87,7 +87,7 @@ function* repairs({ cluster }: Overview): Generator<Problem> {
   for (const lost of cluster.lost)
     yield {
       severity: "warning",
-      what: `Replica ${lost.node} of ${lost.group_id} has lost its data`,
+      what: `Replica ${lost.replica_id} of ${lost.group_id} has lost its data`,
       why: lost.why,
       link: "#/",
     };

@@ -1,7 +1,7 @@
 /** The gateway's answers, as `rayqueue/gateway/rest/models.py` has them: what the console uses of them. */
 
 export interface Replica {
-  node: string;
+  replica_id: string;
   broker: string;
   role: string;
   high_watermark: number | null;
@@ -116,7 +116,7 @@ export interface ClusterInfo {
     reason: string;
     why: string;
   }[];
-  lost: { group_id: string; node: string; why: string }[];
+  lost: { group_id: string; replica_id: string; why: string }[];
 }
 
 /** One answer about everything: what the page shows is a function of it and of the ones before. */

@@ -1,12 +1,7 @@
 """A bridge's batches into one partition, in order, with several on their way.
 
-Over the same writer as a producer's (``rayqueue.net.writer``). What a failure means
-depends on the batches:
-
-- with a producer id and sequences, those that had been written are answered as
-  duplicates: each is in the log once;
-- without, some may be in the log twice. ``finish`` tells where the last copy of
-  each is, and these are in order.
+Over the same writer as a producer's (``rayqueue.net.writer``). Batches have a producer
+id and sequences, so that each is in the log once, however often it is sent.
 
 Belongs to the I/O thread.
 """
@@ -15,8 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable
-from contextlib import closing
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from random import Random
 
@@ -55,11 +49,9 @@ class Appends:
         way: Way,
         settings: ClientSettings,
         *,
-        numbered: bool = True,
         refuse_forgotten: bool = False,
     ) -> None:
-        """``numbered``: the batches have a producer id and sequences. ``refuse_forgotten``: a partition that has
-        forgotten their producer raises its ``SequenceGapError`` at once.
+        """``refuse_forgotten``: a partition that has forgotten their producer raises its ``SequenceGapError`` at once.
 
         An error is raised when nothing is acknowledged for ``client.call_timeout_ms``.
         """
@@ -69,7 +61,8 @@ class Appends:
         self._patience_s = settings.call_timeout_ms / 1000
         self._waiting: deque[_Batch] = deque()
         self._unresolved: dict[int, _Batch] = {}
-        self._outcomes: list[Appended | None] = []
+        self._written: dict[int, Appended] = {}
+        self._count = 0
         self._error: RayQueueError | None = None
         self._news = asyncio.Event()
         self._tick_s = min(_TICK_MAX_S, self._patience_s / _TICKS_PER_TIMEOUT)
@@ -86,7 +79,7 @@ class Appends:
                 max_bytes=MAX_IN_FLIGHT_BYTES,
                 stall_s=STALL_DOUBTS * settings.doubt_ms / 1000,
                 delivery_timeout_ms=settings.call_timeout_ms,
-                numbering=Numbering.FIXED if numbered else Numbering.NONE,
+                numbering=Numbering.FIXED,
                 refuse_forgotten=refuse_forgotten,
             ),
             settings,
@@ -102,11 +95,11 @@ class Appends:
             payload=payload,
             count=BatchHeader.parse(payload).count,
             deadline_s=self._loop.time() + self._patience_s,
-            number=len(self._outcomes),
+            number=self._count,
         )
         self._waiting.append(batch)
         self._unresolved[batch.number] = batch
-        self._outcomes.append(None)
+        self._count += 1
         self._writer.pump()
         if self._ticking is None:
             self._ticking = self._loop.call_later(self._tick_s, self._tick)
@@ -115,11 +108,11 @@ class Appends:
         self._check()
 
     async def finish(self) -> list[Appended]:
-        """Wait for all. One entry per batch, in order."""
+        """Wait for all. Where each is, in order."""
         while self._unresolved:
             await self._hear()
         self._check()
-        return [each for each in self._outcomes if each is not None]
+        return [self._written[number] for number in range(self._count)]
 
     def close(self) -> None:
         """What is on its way may arrive; nothing is sent again."""
@@ -171,24 +164,8 @@ class Appends:
         if isinstance(outcome, RayQueueError):
             self._error = self._error or outcome
         else:
-            self._outcomes[batch.number] = outcome
+            self._written[batch.number] = outcome
             deadline_s = self._loop.time() + self._patience_s
             for each in self._unresolved.values():  # there is progress
                 each.deadline_s = deadline_s
         self._news.set()
-
-
-async def append_all(
-    place: TopicPartition, way: Way, payloads: Iterable[bytes], settings: ClientSettings, **kind: bool
-) -> list[Appended]:
-    """These batches, and no more. ``kind`` is as for ``Appends``."""
-    with closing(Appends(place, way, settings, **kind)) as appends:
-        for payload in payloads:
-            await appends.put(payload)
-        return await appends.finish()
-
-
-async def append_once(place: TopicPartition, way: Way, payload: bytes, settings: ClientSettings) -> Appended:
-    """One batch of an idempotent producer. ``SequenceGapError`` if the partition has forgotten it."""
-    (written,) = await append_all(place, way, (payload,), settings, refuse_forgotten=True)
-    return written

@@ -59,6 +59,8 @@ class RowSettings:
     batch_bytes: int = MIB // 2
     max_batch_bytes: int = MIB
     lane: int = 0
+    transactional: bool = True
+    """Whether the batches count only once their transaction is committed."""
 
 
 @dataclass(slots=True)
@@ -216,6 +218,7 @@ class Rows:
                 part.column("headers") if "headers" in names else None,
                 timestamps=part.column("timestamp"),
                 compression=self._settings.compression,
+                transactional=self._settings.transactional,
             )
             if len(payload) <= self._settings.max_batch_bytes - _OVERHEAD_BYTES or part.num_rows == 1:
                 return [(payload, part.num_rows)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pyarrow as pa
@@ -37,11 +37,6 @@ def read(rq: RayQueue, wanted: Range, columns: tuple[str, ...], settings: ScanSe
                 yield parts[0] if len(parts) == 1 else pa.concat_batches(parts)
     finally:
         ahead.cancel()
-
-
-def scanned(rq: RayQueue, wanted: Range) -> AsyncIterator[FetchedBatch]:
-    """The batches of a range, from the leader: what was appended a moment ago is there. In the I/O thread."""
-    return Scan(rq.routes, wanted, rq.settings, ScanSettings(follower=False)).batches()
 
 
 def _rows(wanted: Range, fetched: FetchedBatch, columns: tuple[str, ...], *, decode: bool) -> Any:

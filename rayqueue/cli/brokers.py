@@ -217,7 +217,8 @@ def brokers_table(info: ClusterInfo) -> Table:
     for broker in info.brokers:
         fit = "" if broker.room is None or broker.draining else broker.room
         free = f"{100 * broker.disk_free_bytes // broker.disk_bytes} %" if broker.disk_bytes else ""
-        style = "red" if not broker.alive else "yellow" if broker.draining or broker.nearly_full else None
+        warned = broker.draining or broker.leaving or broker.nearly_full
+        style = "red" if not broker.alive else "yellow" if warned else None
         cells = (broker.broker, broker.host, broker.rack, state_of(broker), broker.replicas, _count(broker.leaders))
         add(brokers, *cells, fit, free, style=style)
     return brokers
@@ -228,6 +229,8 @@ def _count(told: int | None) -> str | int:
 
 
 def state_of(broker: Broker) -> str:
+    if broker.leaving:
+        return f"drained by Ray, {broker.holds} left"
     if not broker.draining:
         full = "alive, disk nearly full" if broker.nearly_full else "alive"
         return full if broker.alive else "gone"

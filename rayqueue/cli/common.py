@@ -35,7 +35,7 @@ Address = Annotated[
     str | None, typer.Option(help="Of the Ray cluster. Without it: the one that `rayqueue up` started, or any here.")
 ]
 DataDir = Annotated[Path | None, typer.Option(help="Where the data is; the setting data_dir.")]
-ShowAll = Annotated[bool, typer.Option("--all", help="Also topics that RayQueue made for itself: staging.")]
+ShowAll = Annotated[bool, typer.Option("--all", help="Also topics that RayQueue made for itself: the gateway's.")]
 Namespace = Annotated[str | None, typer.Option(help="The Ray namespace of the actors; the setting namespace.")]
 
 

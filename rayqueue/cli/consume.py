@@ -71,7 +71,7 @@ def consume(
     ] = None,
     isolation: Annotated[
         str, typer.Option(help="read_committed or read_uncommitted: of transactions what is committed, or everything.")
-    ] = "read_uncommitted",
+    ] = "read_committed",
     delimiter: Annotated[str, typer.Option(help=r"Written after each record; \0 is one byte.")] = r"\n",
     address: Address = None,
     data_dir: DataDir = None,

@@ -28,7 +28,9 @@ def shortfalls(info: ClusterInfo, topics: Iterable[TopicDescription]) -> Iterato
 
 
 def _why(partition: PartitionDescription) -> str:
-    ill = [f"{each.node} on {each.broker}: {each.problem}" for each in partition.replicas if each.problem is not None]
+    ill = [
+        f"{each.replica_id} on {each.broker}: {each.problem}" for each in partition.replicas if each.problem is not None
+    ]
     return f" ({'; '.join(ill)})" if ill else ""
 
 
@@ -49,6 +51,17 @@ def pace_of(move: MoveInfo) -> str:
         return ""
     left = f", {duration(move.left_ms)} left" if move.left_ms is not None else ""
     return f": {size(move.copied_bytes)} of {size(move.size_bytes)}, {move.bytes_per_s / 1e6:,.1f} MB/s{left}"
+
+
+def drained(info: ClusterInfo) -> Iterator[str]:
+    """Brokers that Ray may take away with what they hold."""
+    for each in info.brokers:
+        if each.leaving and each.holds:
+            yield (
+                f"Ray drains the node of broker {each.broker} on {each.host}, which still holds {each.holds} replicas; "
+                "they move by themselves if cluster.replace_after_ms is set, else by: "
+                f"rayqueue brokers decommission {each.broker}"
+            )
 
 
 def full_disks(info: ClusterInfo) -> Iterator[str]:

@@ -249,10 +249,10 @@ def troubles_of(topic: TopicDescription) -> Iterator[str]:
             yield f"{topic.name}-{partition.number} has no leader"
         for replica in partition.replicas:
             if replica.problem is not None:
-                where = f"{replica.node} of {topic.name}-{partition.number} on {replica.broker}"
+                where = f"{replica.replica_id} of {topic.name}-{partition.number} on {replica.broker}"
                 yield f"{where}: {replica.problem}"
             elif partition.leader is not None and not replica.in_sync and replica.lag:
-                where = f"{replica.node} of {topic.name}-{partition.number} on {replica.broker}"
+                where = f"{replica.replica_id} of {topic.name}-{partition.number} on {replica.broker}"
                 yield f"{where} is not in sync: it lacks {replica.lag} entries of its leader's log"
 
 
@@ -272,7 +272,7 @@ def sharing_of(topic: TopicDescription, brokers: int) -> tuple[list[str], list[s
 
 
 def _replicas(partition: PartitionDescription) -> str:
-    return "\n".join(f"{each.node} {each.role} on {each.broker}" for each in partition.replicas)
+    return "\n".join(f"{each.replica_id} {each.role} on {each.broker}" for each in partition.replicas)
 
 
 def _progress(as_json: bool) -> Progress:

@@ -74,7 +74,9 @@ def cluster_info(
     first_coordinators: Mapping[ReplicaId, str] | None = None,
 ) -> ClusterInfo:
     """``first_coordinators``: those that the cluster was made with, and their brokers. They are in nobody's log."""
-    first = Counter(broker for node, broker in (first_coordinators or {}).items() if node not in machine.coordinators)
+    first = Counter(
+        broker for replica_id, broker in (first_coordinators or {}).items() if replica_id not in machine.coordinators
+    )
     counts, room, spare = machine.replica_counts(), sites.room(), sites.spare_bytes()
     leaders = None if seen.leaders is None else Counter(seen.leaders.values())
     brokers: list[Broker] = []
@@ -96,6 +98,7 @@ def cluster_info(
                 0 if alive is None else alive.disk_bytes,
                 0 if alive is None else alive.disk_free_bytes,
                 spare.get(name),
+                alive is not None and alive.leaving,
             )
         )
     return ClusterInfo(
@@ -119,7 +122,7 @@ def move_info(machine: ClusterMachine, move: Move, seen: Seen) -> MoveInfo:
     if found is None:
         raise InvariantBrokenError(f"a replica of {move.group_id} is being replaced, which is not there")
     info, partition = found
-    source = next((each.broker for each in partition.replicas if each.node == move.remove), "")
+    source = next((each.broker for each in partition.replicas if each.replica_id == move.remove), "")
     add = move.add if move.adds else ""
     told = MoveInfo(info.name, partition.number, move.remove, add, move.broker, move.reason.value, move.why, source)
     pace = seen.paces.get(move.group_id)
@@ -189,13 +192,13 @@ def recovery_info(recovery: Recovery) -> RecoveryInfo:
 def recover_command(machine: ClusterMachine, call: RecoverPartition, now_ms: int) -> RecoverGroup:
     """What to write for a recovery that an operator asks for. An error that says why, if it cannot be."""
     _, partition = _partition(machine, call.topic, call.topic_id, call.partition)
-    held = {replica.node: replica.broker for replica in partition.replicas}
+    held = {replica.replica_id: replica.broker for replica in partition.replicas}
     if call.survivor not in held or set(call.replicas) != set(held):
         raise MembershipError(
             f"{call.topic}-{call.partition} has the replicas {', '.join(held)}: one of these can go on alone, and "
             f"{', '.join(call.replicas)} were there when you looked"
         )
-    abandoned = tuple((node, broker) for node, broker in held.items() if node != call.survivor)
+    abandoned = tuple((replica_id, broker) for replica_id, broker in held.items() if replica_id != call.survivor)
     return RecoverGroup(partition.group_id, call.survivor, abandoned, now_ms, call.said[:MAX_SAID])
 
 
@@ -225,5 +228,5 @@ def move_command(machine: ClusterMachine, sites: Sites, call: MoveReplica) -> Be
         )
     _check_target(sites, call.target)
     sites.check_room(call.target, max(0, call.size_bytes))
-    node = next(replica.node for replica in partition.replicas if replica.broker == call.source)
-    return BeginMove(partition.group_id, node, call.target, Reason.ASKED, "an operator asked for it")
+    replica_id = next(replica.replica_id for replica in partition.replicas if replica.broker == call.source)
+    return BeginMove(partition.group_id, replica_id, call.target, Reason.ASKED, "an operator asked for it")

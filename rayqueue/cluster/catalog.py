@@ -19,6 +19,7 @@ Those of groups that went on without a majority are ``recoveries``'.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import starmap
 from typing import NamedTuple
 
 import msgspec
@@ -85,22 +86,22 @@ class BrokerRow(msgspec.Struct, frozen=True, array_like=True):
 
 class PlacedReplica(msgspec.Struct, frozen=True, array_like=True):
     group_id: str
-    node: str
+    replica_id: str
     broker: str
     topic: str
     partition: int
 
     @property
     def key(self) -> ReplicaKey:
-        return ReplicaKey(self.group_id, self.node)
+        return ReplicaKey(self.group_id, self.replica_id)
 
 
 class ReplicaKey(NamedTuple):
     group_id: str
-    node: str
+    replica_id: str
 
     def row_key(self, kind: bytes) -> bytes:
-        return kind + self.group_id.encode() + b"\0" + self.node.encode()
+        return kind + self.group_id.encode() + b"\0" + self.replica_id.encode()
 
 
 class _Counters(msgspec.Struct, array_like=True):
@@ -268,7 +269,8 @@ class Catalog:
         if settings == info.settings:
             return info
         new = _partitions(info.name, info.topic_id, len(info.partitions), command.placement)
-        info = TopicInfo(info.name, info.topic_id, settings, info.partitions + new, info.version + 1)
+        first = info.dedupe_partitions if new and settings.queue else info.first_partitions
+        info = TopicInfo(info.name, info.topic_id, settings, info.partitions + new, info.version + 1, first)
         self._put_topic(info, self._attempts[info.name])
         self._place(info, new)
         return info
@@ -289,34 +291,34 @@ class Catalog:
         return True
 
     def place_coordinator(self, command: PlaceCoordinator) -> None:
-        lost = {key.node for key in self.lost if key.group_id == COORDINATOR}
-        sound = {broker for node, broker in self.coordinators.items() if node not in lost}
-        if command.node in self.coordinators or command.broker in sound:
+        lost = {key.replica_id for key in self.lost if key.group_id == COORDINATOR}
+        sound = {broker for replica_id, broker in self.coordinators.items() if replica_id not in lost}
+        if command.replica_id in self.coordinators or command.broker in sound:
             return
         known = self.brokers.get(command.broker)
         if known is not None and known.draining:  # whoever asks for it did not know that yet
             return
-        replica = PlacedReplica(command.group_id, command.node, command.broker, "", 0)
+        replica = PlacedReplica(command.group_id, command.replica_id, command.broker, "", 0)
         if self.lost.pop(replica.key, None) is not None:  # said of an id that nobody had yet
             self._store.delete(META, replica.key.row_key(_LOST))
         self._put_coordinator(replica)
         self._mark(self.unmade, _UNMADE, replica)
 
     def retire_coordinator(self, command: RetireCoordinator) -> None:
-        if self.coordinators.get(command.node) == "":
+        if self.coordinators.get(command.replica_id) == "":
             return
-        self._put_coordinator(PlacedReplica(command.group_id, command.node, "", "", 0))
-        self._retire(PlacedReplica(command.group_id, command.node, command.broker, "", 0))
+        self._put_coordinator(PlacedReplica(command.group_id, command.replica_id, "", "", 0))
+        self._retire(PlacedReplica(command.group_id, command.replica_id, command.broker, "", 0))
 
     def _put_coordinator(self, replica: PlacedReplica) -> None:
-        self.coordinators[replica.node] = replica.broker
-        self._store.put(META, _COORDINATOR + replica.node.encode(), _encode(replica))
+        self.coordinators[replica.replica_id] = replica.broker
+        self._store.put(META, _COORDINATOR + replica.replica_id.encode(), _encode(replica))
 
     # -- replicas that are replaced ---------------------------------------------------------
 
     def replica_lost(self, command: ReplicaLost) -> bool:
-        key = ReplicaKey(command.group_id, command.node)
-        known = self._may_coordinate(key.node) if key.group_id == COORDINATOR else self._find(key) is not None
+        key = ReplicaKey(command.group_id, command.replica_id)
+        known = self._may_coordinate(key.replica_id) if key.group_id == COORDINATOR else self._find(key) is not None
         if not known or key in self.unmade:
             return False
         if self.lost.get(key) != command.why:
@@ -324,15 +326,15 @@ class Catalog:
             self._store.put(META, key.row_key(_LOST), _encode((*key, command.why)))
         return True
 
-    def _may_coordinate(self, node: str) -> bool:
+    def _may_coordinate(self, replica_id: str) -> bool:
         """The first ones are in nobody's log, so that any of their ids must be taken for one."""
-        return bool(self.coordinators.get(node, node in _FIRST_COORDINATORS))
+        return bool(self.coordinators.get(replica_id, replica_id in _FIRST_COORDINATORS))
 
     def begin_move(self, command: BeginMove) -> Move | RayQueueError:
         found = self.partition(command.group_id)
         old = self._in_service(ReplicaKey(command.group_id, command.remove)) if command.remove else None
         if found is None or (command.remove and old is None) or not (command.remove or command.broker):
-            return MembershipError(f"{command.group_id} has no replica {command.remove}", node=command.remove)
+            return MembershipError(f"{command.group_id} has no replica {command.remove}", replica_id=command.remove)
         info, partition = found
         if command.group_id in self.moves:
             return ChangeInProgressError(f"a replica of {command.group_id} is being replaced already; retry")
@@ -343,10 +345,12 @@ class Catalog:
                 f"broker {command.broker} is being emptied; nothing is moved to it", broker=command.broker
             )
         if not command.broker and len(partition.replicas) == 1:
-            return MembershipError(f"{command.remove} is the only replica of {command.group_id}", node=command.remove)
+            return MembershipError(
+                f"{command.remove} is the only replica of {command.group_id}", replica_id=command.remove
+            )
         self._counters.moves += 1
         self._write_counters()
-        kin = old.node.partition(".")[0] if old is not None else f"r{len(partition.replicas) + 1}"
+        kin = old.replica_id.partition(".")[0] if old is not None else f"r{len(partition.replicas) + 1}"
         add = f"{kin if command.broker else 'none'}.{self._counters.moves}"
         move = Move(command.group_id, add, command.broker, command.remove, command.reason, command.why)
         self.moves[move.group_id] = move
@@ -369,7 +373,7 @@ class Catalog:
         new = (ReplicaInfo(add, move.broker),) if move.adds else ()
         replicas: tuple[ReplicaInfo, ...] = () if move.remove else (*partition.replicas, *new)
         for each in partition.replicas if move.remove else ():
-            replicas += new if each.node == move.remove else (each,)
+            replicas += new if each.replica_id == move.remove else (each,)
         partitions = list(info.partitions)
         partitions[partition.number] = PartitionInfo(partition.number, group_id, replicas)
         if move.adds:
@@ -377,7 +381,7 @@ class Catalog:
         self._unindex(info, (partition,))
         if old is not None:
             self._retire(old)
-        info = TopicInfo(info.name, info.topic_id, info.settings, tuple(partitions), info.version)
+        info = msgspec.structs.replace(info, partitions=tuple(partitions))
         self._put_topic(info, self._attempts[info.name])
         self._index(info, (partitions[partition.number],))
 
@@ -390,25 +394,25 @@ class Catalog:
         epoch = command.epoch or self.recoveries.epoch(command.group_id) + 1
         recovery = Recovery(command.group_id, epoch, command.survivor, command.abandoned, command.at_ms, command.said)
         if command.group_id == COORDINATOR:
-            for node, broker in command.abandoned:
-                self.retire_coordinator(RetireCoordinator(COORDINATOR, node, broker))
+            for replica_id, broker in command.abandoned:
+                self.retire_coordinator(RetireCoordinator(COORDINATOR, replica_id, broker))
             return self.recoveries.put(msgspec.structs.replace(recovery, settled=True))
         survivor = self._in_service(ReplicaKey(command.group_id, command.survivor))
         info = None if survivor is None else self.topics[survivor.topic]
         partition = None if survivor is None or info is None else info.partitions[survivor.partition]
-        expected = {command.survivor, *(node for node, _ in command.abandoned)}
-        if partition is None or info is None or {each.node for each in partition.replicas} != expected:
+        expected = {command.survivor, *(replica_id for replica_id, _ in command.abandoned)}
+        if partition is None or info is None or {each.replica_id for each in partition.replicas} != expected:
             return MembershipError(f"the replicas of {command.group_id} are others by now; look again")
         if command.group_id in self.moves:
             self.cancel_move(command.group_id, self.moves[command.group_id].add)
         self._unindex(info, (partition,))
         for each in partition.replicas:
-            if each.node != command.survivor:
-                self._retire(PlacedReplica(command.group_id, each.node, each.broker, info.name, partition.number))
-        left = tuple(each for each in partition.replicas if each.node == command.survivor)
+            if each.replica_id != command.survivor:
+                self._retire(PlacedReplica(command.group_id, each.replica_id, each.broker, info.name, partition.number))
+        left = tuple(each for each in partition.replicas if each.replica_id == command.survivor)
         partitions = list(info.partitions)
         partitions[partition.number] = PartitionInfo(partition.number, command.group_id, left)
-        info = TopicInfo(info.name, info.topic_id, info.settings, tuple(partitions), info.version)
+        info = msgspec.structs.replace(info, partitions=tuple(partitions))
         self._put_topic(info, self._attempts[info.name])
         self._index(info, (partitions[partition.number],))
         return self.recoveries.put(recovery)
@@ -450,7 +454,7 @@ class Catalog:
     def _in_service(self, key: ReplicaKey) -> PlacedReplica | None:
         """Not so one that is still to take another's place."""
         move = self.moves.get(key.group_id)
-        return None if move is not None and move.add == key.node else self._find(key)
+        return None if move is not None and move.add == key.replica_id else self._find(key)
 
     def _find(self, key: ReplicaKey) -> PlacedReplica | None:
         return next((placed[key] for placed in self._placed.values() if key in placed), None)
@@ -466,8 +470,7 @@ class Catalog:
         self._store.put(META, replica.key.row_key(kind), _encode(replica))
 
     def _strike(self, table: dict[ReplicaKey, PlacedReplica], kind: bytes, replicas: Iterable[tuple[str, str]]) -> None:
-        for group_id, node in replicas:
-            key = ReplicaKey(group_id, node)
+        for key in starmap(ReplicaKey, replicas):
             if table.pop(key, None) is not None:
                 self._store.delete(META, key.row_key(kind))
 
@@ -537,14 +540,14 @@ class Catalog:
             self.expired[group] = generation
         for row in self._rows(_COORDINATOR):
             added = msgspec.msgpack.decode(row, type=PlacedReplica)
-            self.coordinators[added.node] = added.broker
+            self.coordinators[added.replica_id] = added.broker
         for kind, table in ((_UNMADE, self.unmade), (_DOOMED, self.doomed)):
             for row in self._rows(kind):
                 replica = msgspec.msgpack.decode(row, type=PlacedReplica)
                 table[replica.key] = replica
         for row in self._rows(_LOST):
-            group_id, node, why = msgspec.msgpack.decode(row, type=tuple[str, str, str])
-            self.lost[ReplicaKey(group_id, node)] = why
+            group_id, replica_id, why = msgspec.msgpack.decode(row, type=tuple[str, str, str])
+            self.lost[ReplicaKey(group_id, replica_id)] = why
         self.recoveries.load()
         for row in self._rows(_MOVE):
             self._load_move(msgspec.msgpack.decode(row, type=Move))
@@ -601,7 +604,7 @@ def _partitions(topic: str, topic_id: int, first: int, placement: Placement) -> 
 
 def _replicas(info: TopicInfo, partitions: Iterable[PartitionInfo]) -> list[PlacedReplica]:
     return [
-        PlacedReplica(partition.group_id, replica.node, replica.broker, info.name, partition.number)
+        PlacedReplica(partition.group_id, replica.replica_id, replica.broker, info.name, partition.number)
         for partition in partitions
         for replica in partition.replicas
     ]

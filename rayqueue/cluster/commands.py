@@ -108,7 +108,7 @@ class PlaceCoordinator(Command, frozen=True):
     """
 
     group_id: str
-    node: str
+    replica_id: str
     broker: str
 
 
@@ -117,7 +117,7 @@ class RetireCoordinator(Command, frozen=True):
     Answers None."""
 
     group_id: str
-    node: str
+    replica_id: str
     broker: str
 
 
@@ -141,7 +141,7 @@ class ReplicaLost(Command, frozen=True):
     """
 
     group_id: str
-    node: str
+    replica_id: str
     why: str
 
 
@@ -356,6 +356,34 @@ class ExpireTransactionalIds(Command, frozen=True):
     retention_ms: int
 
 
+class JoinWrite(Command, frozen=True):
+    """A task's transaction. Answers ``Transaction``, or ``TransactionAbortedError`` if its write is over."""
+
+    write: str
+    writer: str
+    batch_id: int
+    timeout_ms: int
+    owner: str
+    now_ms: int
+
+
+class EndWrite(Command, frozen=True):
+    """Commit these parts, and abort what else the write has. Answers whether they are committed by this, and what is
+    aborted; or ``TransactionAbortedError``, ``TooManyTransactionsError``, and what a ledger refuses with."""
+
+    write: str
+    writer: str
+    batch_id: int
+    identity: bytes
+    once: bool
+    commit: bool
+    parts: tuple[tuple[int, int, tuple[str, ...]], ...]
+    """Producer id, epoch, participants."""
+    max_writers: int
+    retention_ms: int
+    now_ms: int
+
+
 AnyCommand = (
     Nothing
     | CreateCluster
@@ -391,6 +419,8 @@ AnyCommand = (
     | AbortTransactions
     | FinishTransactions
     | ExpireTransactionalIds
+    | JoinWrite
+    | EndWrite
 )
 
 _VERSION_2 = frozenset(

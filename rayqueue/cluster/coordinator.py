@@ -157,7 +157,7 @@ class Coordinator:
         self._starting = False
         self._ready = False
         self._leadership = 0
-        self._node = ""
+        self._replica_id = ""
         self._term = 0
         self._sites = Sites(machine, settings)
         self.seen = Seen()
@@ -201,14 +201,14 @@ class Coordinator:
             self._stalled_s = now_s - (due_s - SLACK_S if self._now_s < due_s - SLACK_S else due_s)
         self._now_s = max(self._now_s, now_s - self._stalled_s)
 
-    def lead(self, now_s: float, *, node: str = "", term: int = 0) -> None:
+    def lead(self, now_s: float, *, replica_id: str = "", term: int = 0) -> None:
         """Leadership was won. All members get a fresh session as soon as it is known who they are."""
         self.unlead()
         self._now_s = now_s
         self._stalled_s = 0.0
         self._leading = True
         self._leadership += 1
-        self._node, self._term = node, term
+        self._replica_id, self._term = replica_id, term
         self._sites.lead(now_s)
         self.seen = Seen()
         self.whereabouts.forget()
@@ -368,7 +368,7 @@ class Coordinator:
                 case StopRebalance():
                     self._then_cluster(commands.EndRebalance(0), reply)
                 case ReportReplica():
-                    self._write(commands.ReplicaLost(call.group_id, call.node, call.why[:MAX_WHY]), reply)
+                    self._write(commands.ReplicaLost(call.group_id, call.replica_id, call.why[:MAX_WHY]), reply)
                 case GetTopics() | DescribeCluster() | ListGroups() | DescribeGroup() | GetEvents():
                     self._read(partial(self._answer, call), reply)
                 case _:
@@ -420,7 +420,9 @@ class Coordinator:
                 return self._cluster_info()
 
     def _cluster_info(self) -> ClusterInfo:
-        return cluster_info(self._machine, self._sites, self.seen, self._node, self._term, self.first_coordinators)
+        return cluster_info(
+            self._machine, self._sites, self.seen, self._replica_id, self._term, self.first_coordinators
+        )
 
     def _drain_broker(self, call: DrainBroker, reply: Reply) -> None:
         self._then_cluster(commands.DrainBroker(call.broker, call.draining), reply)

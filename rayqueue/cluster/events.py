@@ -34,6 +34,7 @@ KINDS = (
     "broker_back",
     "broker_given_up",
     "broker_draining",
+    "node_draining",
     "broker_forgotten",
     "replica_lost",
     "replica_replaced",
@@ -68,6 +69,8 @@ class Look(NamedTuple):
     lost: Mapping[tuple[str, str], str]
     moves: Mapping[str, Move]
     recoveries: Mapping[str, Recovery]
+    leaving: Mapping[str, str] = {}
+    """Brokers whose nodes Ray drains, and what becomes of their replicas."""
 
 
 def under_replicated(look: Look) -> dict[str, str]:
@@ -76,12 +79,12 @@ def under_replicated(look: Look) -> dict[str, str]:
     for info in look.topics.values():
         for partition in info.partitions:
             away = [each for each in partition.replicas if each.broker not in look.here]
-            lost = [each for each in partition.replicas if (partition.group_id, each.node) in look.lost]
-            ill = {each.node for each in (*away, *lost)}
+            lost = [each for each in partition.replicas if (partition.group_id, each.replica_id) in look.lost]
+            ill = {each.replica_id for each in (*away, *lost)}
             wanted, well = info.settings.replication, len(partition.replicas) - len(ill)
             if well < wanted:
                 why = [f"{each.broker} is away" for each in away]
-                why += [f"{each.node} on {each.broker} has lost its data" for each in lost]
+                why += [f"{each.replica_id} on {each.broker} has lost its data" for each in lost]
                 found[partition.group_id] = f"{well} of {wanted} copies: " + ("; ".join(why) or "being made")
     return found
 
@@ -89,9 +92,9 @@ def under_replicated(look: Look) -> dict[str, str]:
 def changes(before: Look, after: Look, now_ms: int) -> list[Event]:
     """In the order in which an operator wants to read them: causes first."""
     told: list[tuple[str, str, str]] = [*_of_brokers(before, after)]
-    for (group_id, node), why in sorted(after.lost.items()):
-        if (group_id, node) not in before.lost:
-            told.append(("replica_lost", group_id, f"{node}: {why}"))
+    for (group_id, replica_id), why in sorted(after.lost.items()):
+        if (group_id, replica_id) not in before.lost:
+            told.append(("replica_lost", group_id, f"{replica_id}: {why}"))
     told += _of_moves(before, after)
     for group_id, recovery in sorted(after.recoveries.items()):
         known = before.recoveries.get(group_id)
@@ -117,6 +120,8 @@ def _of_brokers(before: Look, after: Look) -> Iterable[tuple[str, str, str]]:
             yield "broker_back", broker, "its node is here again"
         if draining and not before.brokers.get(broker, False):
             yield "broker_draining", broker, "it is being emptied"
+        if broker in after.leaving and broker not in before.leaving:
+            yield "node_draining", broker, f"Ray drains its node: {after.leaving[broker]}"
         if broker in after.given_up and broker not in before.given_up:
             yield "broker_given_up", broker, f"its replicas are made anew elsewhere: {after.given_up[broker]}"
     for broker in sorted(before.brokers.keys() - after.brokers.keys()):
@@ -152,7 +157,7 @@ def _replicas(look: Look, group_id: str) -> set[str] | None:
     for info in look.topics.values():
         for partition in info.partitions:
             if partition.group_id == group_id:
-                return {each.node for each in partition.replicas}
+                return {each.replica_id for each in partition.replicas}
     return None
 
 

@@ -16,19 +16,28 @@ from rayqueue.config import ClusterSettings
 from rayqueue.errors import InvalidInputError, RayQueueError, TooManyTransactionsError, TransactionTooLargeError
 from rayqueue.protocol.seals import Seals
 from rayqueue.protocol.transactions import (
+    MAX_AT_ONCE,
     AbortTransaction,
     CoordinatorTransactionCall,
     Decided,
     EndTransaction,
+    EndWrite,
     FinishTransactions,
     InitTransactions,
+    JoinWrite,
     ListTransactions,
     OpenFor,
     ResolveTransactions,
+    SealedPart,
     Transaction,
     TransactionInfo,
+    WriteEnded,
 )
 
+MAX_WRITE_PARTICIPANTS = 50_000
+"""Of all parts of a write, together."""
+_NEVER_MS = 2**62
+_TOO_LONG = "it was open for longer than its timeout"
 REMEMBERED_S = 10.0
 """How long what a partition has told is good for."""
 
@@ -69,6 +78,10 @@ class Fates:
                 self._end(call, reply)
             case FinishTransactions():
                 self._finish(call, reply)
+            case JoinWrite():
+                self._join(call, reply)
+            case EndWrite():
+                self._end_write(call, reply)
             case ResolveTransactions():
                 self._resolve(now_s, call, reply)
             case ListTransactions():
@@ -80,7 +93,12 @@ class Fates:
         """Once in a while: forget what nobody uses."""
         self._forget_told(now_s)
         now_ms, retention_ms = self._wall_ms(), self._settings.transactional_id_retention_ms
-        if not now_ms or retention_ms is None:
+        if not now_ms:
+            return
+        late = self._late_parts(now_ms)
+        if late:
+            self._write(commands.AbortTransactions(late, _TOO_LONG, now_ms), lambda _: None)
+        if retention_ms is None:
             return
         if any(now_ms - row.used_ms > retention_ms for row in self._machine.transactions.ids.values()):
             self._write(commands.ExpireTransactionalIds(now_ms, retention_ms), lambda _: None)
@@ -88,25 +106,28 @@ class Fates:
     # -- producers ----------------------------------------------------------------------------
 
     def _init(self, call: InitTransactions, reply: Reply) -> None:
-        settings, known = self._settings, self._machine.transactions.ids
-        if call.timeout_ms > settings.max_transaction_timeout_ms:
-            raise InvalidInputError(
-                f"a transaction may last {settings.max_transaction_timeout_ms} ms at most, not {call.timeout_ms} "
-                "(cluster.max_transaction_timeout_ms)",
-                key="timeout_ms",
-            )
-        if call.transactional_id not in known and len(known) >= settings.max_transactional_ids:
-            raise TooManyTransactionsError(
-                f"{len(known)} transactional ids are known, which is the limit (cluster.max_transactional_ids): use "
-                "the same ones again, or let unused ones expire sooner (cluster.transactional_id_retention_ms)",
-                limit=len(known),
-            )
+        self._check_room(call.timeout_ms, known=call.transactional_id in self._machine.transactions.ids)
         self._write(
             commands.InitTransactions(
                 call.transactional_id, call.attempt, call.timeout_ms, call.owner, call.resume, self._wall_ms()
             ),
             reply,
         )
+
+    def _check_room(self, timeout_ms: int, *, known: bool) -> None:
+        settings, count = self._settings, len(self._machine.transactions.ids)
+        if timeout_ms > settings.max_transaction_timeout_ms:
+            raise InvalidInputError(
+                f"a transaction may last {settings.max_transaction_timeout_ms} ms at most, not {timeout_ms} "
+                "(cluster.max_transaction_timeout_ms)",
+                key="timeout_ms",
+            )
+        if not known and count >= settings.max_transactional_ids:
+            raise TooManyTransactionsError(
+                f"{count} transactional ids are known, which is the limit (cluster.max_transactional_ids): use "
+                "the same ones again, or let unused ones expire sooner (cluster.transactional_id_retention_ms)",
+                limit=count,
+            )
 
     def _end(self, call: EndTransaction, reply: Reply) -> None:
         most = self._settings.max_transaction_participants
@@ -150,6 +171,63 @@ class Fates:
         else:
             reply(None)
 
+    # -- tasks that write together --------------------------------------------------------------
+
+    def _join(self, call: JoinWrite, reply: Reply) -> None:
+        self._check_room(call.timeout_ms, known=bool(self._machine.transactions.free))
+        self._write(
+            commands.JoinWrite(call.write, call.writer, call.batch_id, call.timeout_ms, call.owner, self._wall_ms()),
+            reply,
+        )
+
+    def _end_write(self, call: EndWrite, reply: Reply) -> None:
+        touched = sum(len(part.participants) for part in call.parts)
+        if touched > MAX_WRITE_PARTICIPANTS:
+            raise TransactionTooLargeError(
+                f"{len(call.parts)} tasks have written to {touched} partitions in all; {MAX_WRITE_PARTICIPANTS} is the "
+                "limit: let fewer tasks write",
+                limit=MAX_WRITE_PARTICIPANTS,
+            )
+        parts = tuple([(part.producer_id, part.epoch, part.participants) for part in call.parts])
+        if len({part[:2] for part in parts}) != len(parts) or any(len(set(part[2])) != len(part[2]) for part in parts):
+            raise InvalidInputError("each part, and each participant of it, is named once", key="parts")
+
+        def decided(answer: Any) -> None:
+            if not isinstance(answer, RayQueueError):
+                written, dropped = answer
+                sealed = [self._sealed(part, commit=True) for part in parts if written]
+                sealed += [self._sealed((*key, call.others), commit=False) for key in dropped[:MAX_AT_ONCE]]
+                answer = WriteEnded(written, tuple(sealed))
+            reply(answer)
+
+        settings = self._settings
+        self._write(
+            commands.EndWrite(
+                call.write,
+                call.writer,
+                call.batch_id,
+                call.identity,
+                call.once,
+                call.commit,
+                parts,
+                settings.max_transactional_ids,
+                settings.transactional_id_retention_ms or _NEVER_MS,
+                self._wall_ms(),
+            ),
+            decided,
+        )
+
+    def _sealed(self, part: tuple[int, int, tuple[str, ...]], *, commit: bool) -> SealedPart:
+        producer_id, epoch, at = part
+        seals = tuple([self._seals.marker(each, producer_id, epoch, commit=commit) for each in at])
+        return SealedPart(producer_id, epoch, commit, seals)
+
+    def _late_parts(self, now_ms: int) -> tuple[Key, ...]:
+        """Transactions of tasks whose write has not ended in time, also of those that have written nothing yet."""
+        rows = self._machine.transactions.ids.values()
+        late = [row.key for row in rows if row.write and now_ms - row.used_ms > row.timeout_ms]
+        return tuple(late[:MAX_AT_ONCE])
+
     # -- partitions -----------------------------------------------------------------------------
 
     def _resolve(self, now_s: float, call: ResolveTransactions, reply: Reply) -> None:
@@ -167,8 +245,7 @@ class Fates:
             self._note(now_s, call.group_id, call.transactions, answer)
             late = self._late(call.transactions)
             if late:
-                why = "it was open for longer than its timeout"
-                command = commands.AbortTransactions(tuple(late), why, self._wall_ms())
+                command = commands.AbortTransactions(tuple(late), _TOO_LONG, self._wall_ms())
                 self._write(command, lambda done: reply(done if isinstance(done, RayQueueError) else fates()))
             else:
                 reply(answer)
@@ -202,7 +279,7 @@ class Fates:
         self._forget_told(now_s)
         known = self._machine.transactions
         found: list[TransactionInfo] = []
-        for name in sorted(known.ids):
+        for name in sorted(known.ids.keys() - known.free):
             row = known.ids[name]
             told = self._told.get(row.key, {})
             state, age_ms, partitions = "idle", 0, tuple(sorted(told))

@@ -32,25 +32,25 @@ ENOUGH_FOR_MANY = 3
 class Place(NamedTuple):
     """Write down that this replica is to be on this broker."""
 
-    node: ReplicaId
+    replica_id: ReplicaId
     broker: str
 
 
 class AddLearner(NamedTuple):
-    node: ReplicaId
+    replica_id: ReplicaId
 
 
 class Promote(NamedTuple):
     """Make it a voter, if all ``ready`` really answer."""
 
-    node: ReplicaId
+    replica_id: ReplicaId
     ready: tuple[ReplicaId, ...]
 
 
 class Remove(NamedTuple):
     """From the group, voter or learner."""
 
-    node: ReplicaId
+    replica_id: ReplicaId
 
 
 class Transfer(NamedTuple):
@@ -62,7 +62,7 @@ class Transfer(NamedTuple):
 class Retire(NamedTuple):
     """It is not in the group: write down that it has no place any more, and that its data is doomed."""
 
-    node: ReplicaId
+    replica_id: ReplicaId
 
 
 Step = Place | AddLearner | Promote | Remove | Transfer | Retire
@@ -96,18 +96,18 @@ def next_step(wanted: int, picture: Picture) -> Step | None:
     here = {each.broker for each in picture.alive}
     target = coordinators_for(len((here | set(places.values())) - set(picture.given_up)), wanted)
     sound = _staying(target, picture)
-    for node in sorted(places.keys() - sound.keys() - members.voters):
-        if node in members.learners:
-            return Remove(node)
-        return Retire(node) if picture.settled else None
+    for replica_id in sorted(places.keys() - sound.keys() - members.voters):
+        if replica_id in members.learners:
+            return Remove(replica_id)
+        return Retire(replica_id) if picture.settled else None
     if len(sound) < target:
         place = _place(sound, picture)
         if place is not None:
             return place
-    for node in sorted(sound.keys() - members.everyone):
-        if node not in picture.unmade and sound[node] in here:
-            return AddLearner(node)
-    ready = tuple(sorted(node for node in members.learners if sound.get(node) in here))
+    for replica_id in sorted(sound.keys() - members.everyone):
+        if replica_id not in picture.unmade and sound[replica_id] in here:
+            return AddLearner(replica_id)
+    ready = tuple(sorted(replica_id for replica_id in members.learners if sound.get(replica_id) in here))
     if ready and sound.keys() <= members.everyone and len(ready) == len(members.learners):
         return Promote(ready[0], ready)
     return _leave(target, sound, picture)
@@ -117,14 +117,19 @@ def _staying(target: int, picture: Picture) -> dict[ReplicaId, str]:
     """Those that are well, and no more of them than there should be: who leads and who votes stays first."""
     members = picture.members
     sound = [
-        node
-        for node, broker in picture.coordinators.items()
-        if node not in picture.lost and broker not in picture.given_up
+        replica_id
+        for replica_id, broker in picture.coordinators.items()
+        if replica_id not in picture.lost and broker not in picture.given_up
     ]
     sound.sort(
-        key=lambda node: (node != picture.leader, node not in members.voters, node not in members.learners, node)
+        key=lambda replica_id: (
+            replica_id != picture.leader,
+            replica_id not in members.voters,
+            replica_id not in members.learners,
+            replica_id,
+        )
     )
-    return {node: picture.coordinators[node] for node in sound[:target]}
+    return {replica_id: picture.coordinators[replica_id] for replica_id in sound[:target]}
 
 
 def _place(sound: Mapping[ReplicaId, str], picture: Picture) -> Place | None:
@@ -138,7 +143,7 @@ def _place(sound: Mapping[ReplicaId, str], picture: Picture) -> Place | None:
     )
     if not free:
         return None
-    numbers = (int(node[1:]) for node in picture.coordinators if node[1:].isdigit())
+    numbers = (int(replica_id[1:]) for replica_id in picture.coordinators if replica_id[1:].isdigit())
     return Place(ReplicaId(f"c{max((*numbers, picture.last_number)) + 1}"), free[0][1])
 
 
@@ -151,10 +156,10 @@ def _leave(target: int, sound: Mapping[ReplicaId, str], picture: Picture) -> Ste
         return None
     here = {each.broker for each in picture.alive}
 
-    def is_well(node: ReplicaId) -> bool:
-        return node not in picture.lost and picture.coordinators.get(node) in here
+    def is_well(replica_id: ReplicaId) -> bool:
+        return replica_id not in picture.lost and picture.coordinators.get(replica_id) in here
 
-    for leaving in sorted(members.voters - sound.keys(), key=lambda node: (is_well(node), node)):
+    for leaving in sorted(members.voters - sound.keys(), key=lambda replica_id: (is_well(replica_id), replica_id)):
         if leaving != leader:
             return Remove(leaving)
         return Transfer(staying[0]) if staying else None

@@ -35,6 +35,7 @@ from rayqueue.cluster.commands import (
     DropPlanned,
     EndRebalance,
     EndTransaction,
+    EndWrite,
     ExpireGroups,
     ExpireTransactionalIds,
     FenceGroup,
@@ -43,6 +44,7 @@ from rayqueue.cluster.commands import (
     ForgetBroker,
     GroupsForgotten,
     InitTransactions,
+    JoinWrite,
     NoteEvents,
     Nothing,
     PlaceCoordinator,
@@ -64,6 +66,7 @@ from rayqueue.cluster.plans import Rebalance
 from rayqueue.cluster.recoveries import Recovery
 from rayqueue.cluster.tables import COORDINATOR, META
 from rayqueue.cluster.transactions import Transactions
+from rayqueue.cluster.writes import Writes
 from rayqueue.errors import InvariantBrokenError, RayQueueError, UnknownFormatError
 from rayqueue.ids import Index
 from rayqueue.log.store import LogStore
@@ -88,6 +91,7 @@ class ClusterMachine:
         self._events = Events(store)
         self.transactions = Transactions(store, lambda: self._catalog.take_producer_ids(1))
         """Valid until the next entry is applied, as all that is asked of it."""
+        self._writes = Writes(store, self.transactions, self._catalog.age_ms)
         self._applied = store.applied
         self.on_group_changed: Callable[[str], None] | None = None
         """Told the name of each group that an entry changed. It must only note it."""
@@ -265,6 +269,8 @@ class ClusterMachine:
                 | AbortTransactions()
                 | FinishTransactions()
                 | ExpireTransactionalIds()
+                | JoinWrite()
+                | EndWrite()
             ):
                 return self._change_transactions(command)
             case Nothing():
@@ -272,7 +278,13 @@ class ClusterMachine:
 
     def _change_transactions(
         self,
-        command: InitTransactions | EndTransaction | AbortTransactions | FinishTransactions | ExpireTransactionalIds,
+        command: InitTransactions
+        | EndTransaction
+        | AbortTransactions
+        | FinishTransactions
+        | ExpireTransactionalIds
+        | JoinWrite
+        | EndWrite,
     ) -> Any:
         catalog, transactions = self._catalog, self.transactions
         if isinstance(command, FinishTransactions):
@@ -285,6 +297,10 @@ class ClusterMachine:
                 return transactions.end(command, catalog.now_ms)
             case AbortTransactions():
                 return transactions.abort(command, catalog.now_ms)
+            case JoinWrite():
+                return self._writes.join(command, catalog.now_ms)
+            case EndWrite():
+                return self._writes.end(command, catalog.now_ms)
             case ExpireTransactionalIds():
                 return transactions.expire(lambda used_ms: catalog.age_ms(used_ms) > command.retention_ms)
 
@@ -351,6 +367,7 @@ class ClusterMachine:
         self._groups.load(self._catalog.topics)
         self._events.load()
         self.transactions.load()
+        self._writes.load()
         self._applied = self._store.applied
         for group in self._groups.known:
             self._tell(group)

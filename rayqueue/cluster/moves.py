@@ -82,17 +82,17 @@ class Move(msgspec.Struct, frozen=True, array_like=True):
 
 
 class AddLearner(NamedTuple):
-    node: ReplicaId
+    replica_id: ReplicaId
 
 
 class RemoveLearner(NamedTuple):
     """The move is undone: first in the group, then in the metadata."""
 
-    node: ReplicaId
+    replica_id: ReplicaId
 
 
 class Promote(NamedTuple):
-    node: ReplicaId
+    replica_id: ReplicaId
 
 
 class Transfer(NamedTuple):
@@ -102,7 +102,7 @@ class Transfer(NamedTuple):
 
 
 class RemoveVoter(NamedTuple):
-    node: ReplicaId
+    replica_id: ReplicaId
 
 
 class Finish(NamedTuple):
@@ -125,7 +125,7 @@ class Found(NamedTuple):
     unmade: bool
     """The new replica's data is still to be made."""
     lost: bool
-    """The new replica has lost its data already."""
+    """The new replica has lost its data already, or some of it."""
     old_broker: str
     well: Collection[ReplicaId] = ()
     """Those that answer, and report no damage."""
@@ -253,13 +253,15 @@ def needs(
         ill: list[Need] = []
         leaving: list[Need] = []
         for replica in partition.replicas:
-            why = lost.get((partition.group_id, replica.node))
+            why = lost.get((partition.group_id, replica.replica_id))
             if why is not None:
-                ill.append(Need(partition, replica.node, Reason.LOST, why))
+                ill.append(Need(partition, replica.replica_id, Reason.LOST, why))
             elif replica.broker in away:
-                ill.append(Need(partition, replica.node, Reason.AWAY, away[replica.broker]))
+                ill.append(Need(partition, replica.replica_id, Reason.AWAY, away[replica.broker]))
             elif replica.broker in draining:
-                leaving.append(Need(partition, replica.node, Reason.DRAIN, f"broker {replica.broker} is to be emptied"))
+                leaving.append(
+                    Need(partition, replica.replica_id, Reason.DRAIN, f"broker {replica.broker} is to be emptied")
+                )
         healthy = len(partition.replicas) - len(ill)
         if not healthy or 2 * healthy < len(partition.replicas):
             continue  # without a majority nothing can be decided; of two, the one that is gone may have left already
@@ -294,7 +296,7 @@ def _dispensable(partition: PartitionInfo, known: Mapping[str, AliveBroker]) -> 
         rest = held[:position] + held[position + 1 :]
         return held[position] in known, crowding(rest, known), -position
 
-    return partition.replicas[min(range(len(held)), key=loss)].node
+    return partition.replicas[min(range(len(held)), key=loss)].replica_id
 
 
 def choose_broker(
@@ -313,10 +315,10 @@ def choose_broker(
     """
     here = {each.broker: each for each in alive}
     spare = spare_bytes or {}
-    old = next((replica.broker for replica in need.partition.replicas if replica.node == need.remove), None)
+    old = next((replica.broker for replica in need.partition.replicas if replica.replica_id == need.remove), None)
     if need.reason is Reason.LOST and old in here and here[old].stays:
         return old
-    others = [replica.broker for replica in need.partition.replicas if replica.node != need.remove]
+    others = [replica.broker for replica in need.partition.replicas if replica.replica_id != need.remove]
     able = [
         each
         for each in alive

@@ -67,7 +67,7 @@ class Plans:
             return ChangeInProgressError("a rebalance is under way already; stop it, or wait for its end")
         for group_id, remove, broker, size_bytes in command.moves:
             found = partition(group_id)
-            held = {} if found is None else {each.node: each.broker for each in found.replicas}
+            held = {} if found is None else {each.replica_id: each.broker for each in found.replicas}
             key = group_id, remove
             if remove in held and broker in brokers and broker not in held.values() and key not in self.planned:
                 self.planned[key] = Planned(group_id, remove, broker, size_bytes)
@@ -86,9 +86,9 @@ class Plans:
 
     def drop(self, replicas: Iterable[tuple[str, str]]) -> None:
         """These are moved, gone, or cannot be moved as planned any more."""
-        for group_id, node in replicas:
-            if self.planned.pop((group_id, node), None) is not None:
-                self._store.delete(META, _row_key((group_id, node)))
+        for group_id, replica_id in replicas:
+            if self.planned.pop((group_id, replica_id), None) is not None:
+                self._store.delete(META, _row_key((group_id, replica_id)))
 
 
 def _row_key(replica: tuple[str, str]) -> bytes:

@@ -41,12 +41,12 @@ class _Copies:
         self.number = number
         self.group_id = partition.group_id
         self.size_bytes = size_bytes
-        self.brokers = {replica.node: replica.broker for replica in partition.replicas}
+        self.brokers = {replica.replica_id: replica.broker for replica in partition.replicas}
         """By replica, where it will be."""
         self.first = dict(self.brokers)
 
-    def after(self, node: str, target: str) -> Iterable[str]:
-        return (target if each == node else broker for each, broker in self.brokers.items())
+    def after(self, replica_id: str, target: str) -> Iterable[str]:
+        return (target if each == replica_id else broker for each, broker in self.brokers.items())
 
 
 class _Board:
@@ -69,10 +69,10 @@ class _Board:
         for topic in topics:
             for partition in topic.partitions:
                 copies = _Copies(topic, partition.number, sizes.get(partition.group_id, 0))
-                for node, broker in copies.brokers.items():
+                for replica_id, broker in copies.brokers.items():
                     self.counts[broker] = self.counts.get(broker, 0) + 1
                     if partition.group_id not in skip:
-                        self.on.setdefault(broker, []).append((copies, node))
+                        self.on.setdefault(broker, []).append((copies, replica_id))
                 if partition.group_id not in skip:
                     self.copies.append(copies)
 
@@ -83,11 +83,11 @@ class _Board:
             and self.spare.get(target, copies.size_bytes) >= copies.size_bytes
         )
 
-    def move(self, copies: _Copies, node: str, target: str) -> None:
-        source = copies.brokers[node]
-        copies.brokers[node] = target
-        self.on[source].remove((copies, node))
-        self.on.setdefault(target, []).append((copies, node))
+    def move(self, copies: _Copies, replica_id: str, target: str) -> None:
+        source = copies.brokers[replica_id]
+        copies.brokers[replica_id] = target
+        self.on[source].remove((copies, replica_id))
+        self.on.setdefault(target, []).append((copies, replica_id))
         for broker, more in ((source, -1), (target, 1)):
             self.counts[broker] += more
             if broker in self.room:
@@ -102,12 +102,12 @@ class _Board:
             now = crowding(copies.brokers.values(), self.known)
             better = [
                 (
-                    crowding(copies.after(node, target), self.known),
+                    crowding(copies.after(replica_id, target), self.known),
                     self.counts[target] - self.counts[source],
                     target,
-                    node,
+                    replica_id,
                 )
-                for node, source in copies.brokers.items()
+                for replica_id, source in copies.brokers.items()
                 for target in self.open
                 if source in self.known and self.takes(target, copies)
             ]
@@ -135,16 +135,16 @@ class _Board:
     def _movable(self, source: str, target: str) -> tuple[_Copies, str] | None:
         """The smallest replica for which the move makes its partition's copies share no more than now."""
         best: tuple[tuple[object, ...], _Copies, str] | None = None
-        for copies, node in self.on[source]:
+        for copies, replica_id in self.on[source]:
             if not self.takes(target, copies):
                 continue
-            after = crowding(copies.after(node, target), self.known)
+            after = crowding(copies.after(replica_id, target), self.known)
             if after > crowding(copies.brokers.values(), self.known):
                 continue
             # A replica that is moved anyway costs nothing more.
-            key = (after, copies.first[node] == source, copies.size_bytes, copies.group_id, node)
+            key = (after, copies.first[replica_id] == source, copies.size_bytes, copies.group_id, replica_id)
             if best is None or key < best[0]:
-                best = key, copies, node
+                best = key, copies, replica_id
         return None if best is None else best[1:]
 
 
@@ -170,9 +170,17 @@ def plan(
         if not board.even_out():
             break
     found = [
-        PlannedMove(copies.topic, copies.number, copies.group_id, node, first, copies.brokers[node], copies.size_bytes)
+        PlannedMove(
+            copies.topic,
+            copies.number,
+            copies.group_id,
+            replica_id,
+            first,
+            copies.brokers[replica_id],
+            copies.size_bytes,
+        )
         for copies in board.copies
-        for node, first in copies.first.items()
-        if copies.brokers[node] != first
+        for replica_id, first in copies.first.items()
+        if copies.brokers[replica_id] != first
     ]
     return found[:most]

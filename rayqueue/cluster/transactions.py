@@ -1,6 +1,6 @@
 """Transactional ids and the fates of their transactions.
 
-Owns these rows of the META table:
+Owns these rows of the META table, but for the ledgers of writers (``writes``):
 
     i<transactional id>         an id, and its producer's current transaction
     w<producer id><epoch>       a transaction that was committed, and who has no marker yet
@@ -12,6 +12,9 @@ tear its transaction, one that stays costs a few bytes.
 
 The end of a transaction, whoever decides it, gives its producer the next epoch; at
 the highest, another producer id. So no pair is ever given twice.
+
+Tasks that write together have ids that belong to nobody: one is lent to a task
+until its write ends, and then to another.
 """
 
 from __future__ import annotations
@@ -26,6 +29,7 @@ from rayqueue.cluster.commands import (
     EndTransaction,
     FinishTransactions,
     InitTransactions,
+    JoinWrite,
 )
 from rayqueue.cluster.tables import META
 from rayqueue.errors import (
@@ -66,10 +70,17 @@ class IdRow(msgspec.Struct, frozen=True, array_like=True):
     """A checksum of its participants: a repetition must name the same."""
     why_aborted: str = ""
     """If somebody else than its producer aborted it."""
+    write: str = ""
+    """The write that a task has it for."""
 
     @property
     def key(self) -> Key:
         return self.producer_id, self.epoch
+
+    @property
+    def is_free(self) -> bool:
+        """Whether a task may have it. Producers draw an attempt."""
+        return not self.attempt and not self.write
 
 
 class CommitRow(msgspec.Struct, frozen=True, array_like=True):
@@ -107,6 +118,7 @@ class Transactions:
         ids = [_decode_id(row) for _, row in scan(META, _ID, bytes((_ID[0] + 1,)))]
         self.ids: dict[str, IdRow] = {row.transactional_id: row for row in ids}
         self._by_producer: dict[int, str] = {row.producer_id: row.transactional_id for row in ids}
+        self.free: set[str] = {row.transactional_id for row in ids if row.is_free}
         commits = [_decode_commit(row) for _, row in scan(META, _COMMITTED, bytes((_COMMITTED[0] + 1,)))]
         self.commits: dict[Key, CommitRow] = {row.key: row for row in commits}
 
@@ -197,6 +209,37 @@ class Transactions:
                 )
         return tuple(answers)
 
+    # -- tasks that write together -------------------------------------------------------------
+
+    def join(self, command: JoinWrite, now_ms: int) -> Transaction:
+        name = min(self.free, default=None)
+        key = (self._new_producer_id(), 0) if name is None else self.ids[name].key
+        name = name or f"task.{key[0]}"
+        self._put(IdRow(name, *key, command.timeout_ms, command.owner, "", now_ms, write=command.write))
+        return Transaction(*key)
+
+    def commit_parts(self, write: str, parts: Iterable[tuple[int, int, tuple[str, ...]]], now_ms: int) -> Key | None:
+        """All of them, or none: then the first one that is not the write's any more."""
+        rows: list[tuple[IdRow, tuple[str, ...]]] = []
+        for producer_id, epoch, participants in parts:
+            row = self.current((producer_id, epoch))
+            if row is None or row.write != write:
+                return producer_id, epoch
+            rows.append((row, participants))
+        for row, participants in rows:
+            self._put_commit(CommitRow(write, *row.key, participants, now_ms))
+            self._go_on(msgspec.structs.replace(row, used_ms=now_ms))
+        return None
+
+    def drop_parts(self, write: str, now_ms: int) -> tuple[Key, ...]:
+        """Abort what tasks of this write have open."""
+        dropped = sorted([row for row in self.ids.values() if row.write == write], key=lambda row: row.key)
+        for row in dropped:
+            self._go_on(msgspec.structs.replace(row, used_ms=now_ms))
+        return tuple([row.key for row in dropped])
+
+    # -- forgetting ------------------------------------------------------------------------------
+
     def finish(self, command: FinishTransactions, *, only: str | None = None) -> None:
         """``only``: those of this id, whatever its producer says."""
         for key in command.finished:
@@ -220,6 +263,7 @@ class Transactions:
                 gone.append(name)
         for name in gone:
             row = self.ids.pop(name)
+            self.free.discard(name)
             self._by_producer.pop(row.producer_id, None)
             self._store.delete(META, _ID + name.encode())
         return tuple(gone)
@@ -229,7 +273,7 @@ class Transactions:
     def _go_on(self, row: IdRow) -> Transaction:
         """The producer's next transaction."""
         producer_id, epoch = self._after(row.key)
-        self._put(msgspec.structs.replace(row, producer_id=producer_id, epoch=epoch))
+        self._put(msgspec.structs.replace(row, producer_id=producer_id, epoch=epoch, write=""))
         return Transaction(producer_id, epoch)
 
     def _after(self, key: Key) -> Key:
@@ -240,6 +284,7 @@ class Transactions:
         if before is not None and before.producer_id != row.producer_id:
             self._by_producer.pop(before.producer_id, None)
         self.ids[row.transactional_id] = row
+        (self.free.add if row.is_free else self.free.discard)(row.transactional_id)
         self._by_producer[row.producer_id] = row.transactional_id
         self._store.put(META, _ID + row.transactional_id.encode(), _encode(row))
 

@@ -1,14 +1,16 @@
 """Writing a Dataset to a topic: all of it or nothing, each row once.
 
-Tasks stage, as Spark's do (``rayqueue.bridge.staging``), and the driver publishes
-what the tasks that counted have staged. A task that is retried leaves nothing.
+Tasks write, each in a transaction of its own, as Spark's do (``rayqueue.bridge``), and
+the driver lets what the tasks that counted have written be seen.
 """
 
 from __future__ import annotations
 
 import hashlib
 import logging
+import secrets
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from typing import Any
 
 from ray.data.block import Block, BlockAccessor
@@ -16,9 +18,8 @@ from ray.data.datasource import Datasink, WriteResult
 
 from rayqueue.bridge.connection import connected, where
 from rayqueue.bridge.job import Job
-from rayqueue.bridge.publish import Publisher
 from rayqueue.bridge.rows import WRITE_COLUMNS, RowSettings
-from rayqueue.bridge.staging import SHARED, Piece
+from rayqueue.bridge.task import Written
 from rayqueue.client.handle import RayQueue
 from rayqueue.data.follow import Part
 from rayqueue.errors import InvalidInputError, RayQueueError
@@ -39,7 +40,7 @@ class TopicSink(Datasink):  # type: ignore[type-arg]
     skipped only if it is known to be written; if that is forgotten (``BatchForgottenError``), or it was written for
     other contents (``BatchConflictError``), nothing is written.
 
-    Without, a job that dies while it publishes may leave some of its rows.
+    Whoever reads what is committed (``isolation="read_committed"``) sees all rows at once, or none.
     """
 
     def __init__(
@@ -53,11 +54,13 @@ class TopicSink(Datasink):  # type: ignore[type-arg]
         writer: str | None = None,
         batch_id: int | None = None,
         part: Part | None = None,
+        timeout_ms: int | None = None,
     ) -> None:
         """``columns``: those to write; the others are left out. Without it, any other column is an error.
 
         The writer of parts is their checkpoint, as far as it writes to this topic, unless ``writer`` names another:
-        it must be one of its own for each thing that is made of the same parts.
+        it must be one of its own for each thing that is made of the same parts. ``timeout_ms``: how long it may take
+        from the first row that a task writes; without it, as long as the cluster allows.
         """
         if part is not None:
             if batch_id is not None:
@@ -67,41 +70,37 @@ class TopicSink(Datasink):  # type: ignore[type-arg]
             raise InvalidInputError("writer and batch_id belong together: the same pair is written once")
         self._where = where(rq)
         self._columns = None if columns is None else [name for name in columns if name in WRITE_COLUMNS]
-        self._writer = None if writer is None else check_name("writer", writer)
+        if writer is not None:
+            check_name("writer", writer)
         self._identity = b"" if part is None else part.identity
         self._job = Job(
             (check_name("topic", topic),),
             RowSettings(topic=topic, partitioner=partitioner, compression=Compression[compression.upper()]),
-            staging=SHARED if writer is None else f"{_STAGING}{writer}",
+            writer=None if writer is None else f"data.{writer}",
             batch_id=batch_id,
+            staging="" if writer is None else f"{_STAGING}{writer}",
+            timeout_ms=timeout_ms,
         )
-        self._publishing = False
 
     def get_name(self) -> str:
         return "RayQueue"
 
     def on_write_start(self, schema: Any = None) -> None:
-        self._job = self._job.begun(connected(self._where))
-        self._publishing = False
+        """Another run of the same sink is another write."""
+        self._job = replace(self._job, token=secrets.token_hex(8))
 
-    def write(self, blocks: Iterable[Block], ctx: Any) -> list[Piece]:
+    def write(self, blocks: Iterable[Block], ctx: Any) -> Written:
         return self._job.write(connected(self._where), self._batches(blocks), ctx.task_idx)
 
-    def on_write_complete(self, write_result: WriteResult[list[Piece]]) -> None:
-        rq = connected(self._where)
-        pieces = [piece for told in write_result.write_returns for piece in told or ()]
-        self._publishing = True
-        publisher = None if self._writer is None else Publisher(rq, self._job.staging, self._writer)
-        self._job.publish(rq, pieces, publisher, self._identity)
+    def on_write_complete(self, write_result: WriteResult[Written]) -> None:
+        self._job.publish(connected(self._where), write_result.write_returns, self._identity)
 
     def on_write_failed(self, error: Exception) -> None:
-        """Let go of what the tasks have staged, unless it may be decided already: then it is needed."""
-        if self._writer is not None and self._publishing:
-            return
+        """Let go of what the tasks have written, so that readers need not wait for it."""
         try:
-            self._job.release(connected(self._where))
+            self._job.abandon(connected(self._where))
         except RayQueueError as problem:  # what the job failed of is what its caller should see
-            _log.warning("what a failed job has staged in %s is held for a day: %s", self._job.staging, problem)
+            _log.warning("what a failed job has written is open until its time is up: %s", problem)
 
     def _batches(self, blocks: Iterable[Block]) -> Iterator[Any]:
         for block in blocks:

@@ -186,7 +186,7 @@ def replica_nodes(rq: RayQueue, partitions: Iterable[TopicPartition]) -> dict[To
     found: dict[TopicPartition, list[str]] = {}
     for each in partitions:
         info = infos[each.topic].partitions[each.partition]
-        nodes = [_node_of(rq, info.group_id, replica.node) for replica in info.replicas]
+        nodes = [_node_of(rq, info.group_id, replica.replica_id) for replica in info.replicas]
         found[each] = sorted({node for node in nodes if node is not None})
     return found
 

@@ -48,7 +48,7 @@ class Kill:
     """One kill -9 of the replica that led a partition."""
 
     partition: int
-    node: str
+    replica_id: str
     pid: int
     at_s: float
     """Wall-clock."""
@@ -245,16 +245,16 @@ class Story:
             leader = kill_leader(self.rq, TOPIC, number)
         except RayQueueError:
             return  # nobody leads right now; the next tick tries again
-        self.kills.append(Kill(number, leader.node, leader.pid, time.time(), leader.term))
+        self.kills.append(Kill(number, leader.replica_id, leader.pid, time.time(), leader.term))
 
     def _watch(self, kill: Kill) -> None:
         if time.time() - kill.at_s > _PATIENCE_S:
-            raise TimeoutError(f"{kill.node} has not come back within {_PATIENCE_S:.0f} s after it was killed")
+            raise TimeoutError(f"{kill.replica_id} has not come back within {_PATIENCE_S:.0f} s after it was killed")
         partition = self._partition(kill.partition)
-        leader = leader_node(partition)
+        leader = leading_replica(partition)
         if kill.successor is None and leader is not None and partition.term > kill.term:
             kill.successor = leader
-        back = next((each for each in partition.replicas if each.node == kill.node), None)
+        back = next((each for each in partition.replicas if each.replica_id == kill.replica_id), None)
         behind = partition.end_offset - (back.high_watermark if back and back.high_watermark is not None else -1)
         if kill.successor is None or leader is None or behind > 0:
             return
@@ -266,5 +266,5 @@ class Story:
         return gap.partition == kill.partition and gap.end_s > kill.at_s
 
 
-def leader_node(partition: PartitionDescription) -> str | None:
-    return next((each.node for each in partition.replicas if each.role == "leader"), None)
+def leading_replica(partition: PartitionDescription) -> str | None:
+    return next((each.replica_id for each in partition.replicas if each.role == "leader"), None)

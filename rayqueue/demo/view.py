@@ -18,7 +18,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from rayqueue.demo.story import GROUP, TOPIC, Kill, Outcome, Story, leader_node
+from rayqueue.demo.story import GROUP, TOPIC, Kill, Outcome, Story, leading_replica
 from rayqueue.demo.traffic import RECORD_BYTES
 
 _FRAME_S = 0.1
@@ -84,14 +84,14 @@ def _partitions(story: Story) -> Table:
     table = Table(*columns, box=None, pad_edge=False, padding=(0, 2, 0, 0))
     killed = story.kills[-1] if story.kills and story.kills[-1].rejoined_s is None else None
     for partition in story.topic.partitions:
-        node = leader_node(partition)
-        leader = Text(node or "none", style="bold green" if node else "red")
+        replica_id = leading_replica(partition)
+        leader = Text(replica_id or "none", style="bold green" if replica_id else "red")
         readers = [
             f"consumer {member}" for member, told in story.consumed.items() if partition.number in told.partitions
         ]
         note = Text()
         if killed is not None and killed.partition == partition.number:
-            note = Text(f"{killed.node}: kill -9, {time.time() - killed.at_s:.1f} s ago", style="red")
+            note = Text(f"{killed.replica_id}: kill -9, {time.time() - killed.at_s:.1f} s ago", style="red")
         table.add_row(
             f"{TOPIC}-{partition.number}",
             leader,
@@ -122,7 +122,7 @@ def _events(story: Story) -> RenderableType:
 
 
 def _victim(kill: Kill) -> str:
-    return f"{kill.node} of {TOPIC}-{kill.partition}, term {kill.term}"
+    return f"{kill.replica_id} of {TOPIC}-{kill.partition}, term {kill.term}"
 
 
 def _after(kill: Kill) -> tuple[str, str, str]:
@@ -152,13 +152,13 @@ class _Lines:
             successor, paused, back = _after(kill)
             self._say_once(number, f"killed {_victim(kill)}, pid {kill.pid}")
             if successor:
-                self._say_once(number, f"{successor} leads {TOPIC}-{kill.partition} instead of {kill.node}")
+                self._say_once(number, f"{successor} leads {TOPIC}-{kill.partition} instead of {kill.replica_id}")
             if back:
-                self._say_once(number, f"{kill.node} is back and whole after {back}; acks paused {paused}")
+                self._say_once(number, f"{kill.replica_id} is back and whole after {back}; acks paused {paused}")
         if story.elapsed_s >= self._next_s:
             self._next_s = story.elapsed_s + _LINE_S
             leaders = ", ".join(
-                f"{leader_node(each) or 'nobody'} leads {each.number}" for each in story.topic.partitions
+                f"{leading_replica(each) or 'nobody'} leads {each.number}" for each in story.topic.partitions
             )
             counts = f"acknowledged {story.acknowledged:,}, read {story.read:,}"
             self._say(f"{counts} of {story.plan.records:,}; {leaders}")

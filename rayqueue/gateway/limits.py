@@ -98,6 +98,52 @@ class Slots:
             self.release(who)
 
 
+class Peers:
+    """Connections of which no more is known than who calls over them: gRPC's.
+
+    One is known from its first call until it has had none for ``idle_s``, when the server closes it, too.
+    """
+
+    def __init__(self, most: int, idle_s: float, clock_s: Callable[[], float]) -> None:
+        self._most = most
+        self._idle_s = idle_s
+        self._clock_s = clock_s
+        self._known: dict[str, dict[str, list[float]]] = {}  # source -> peer -> calls under way, last heard of
+        self._looked_s = clock_s()
+
+    @contextmanager
+    def held(self, source: str, peer: str) -> Iterator[None]:
+        """For as long as a call lasts. ``RateLimitedError`` if this source has other connections enough."""
+        now_s = self._clock_s()
+        if now_s - self._looked_s >= self._idle_s:
+            self._looked_s = now_s
+            for each in list(self._known):
+                self._forget_idle(each, now_s)
+        if peer not in self._known.get(source, ()) and len(self._known.get(source, ())) >= self._most:
+            self._forget_idle(source, now_s)
+            count = len(self._known.get(source, ()))
+            if count >= self._most:
+                raise RateLimitedError(
+                    f"{count} connections of gRPC are open from {source}, as many as one may have: use those, or close "
+                    "some first",
+                    retry_after_ms=1000,
+                )
+        state = self._known.setdefault(source, {}).setdefault(peer, [0, now_s])
+        state[0] += 1
+        try:
+            yield
+        finally:
+            state[0] -= 1
+            state[1] = self._clock_s()
+
+    def _forget_idle(self, source: str, now_s: float) -> None:
+        peers = self._known[source]
+        for peer in [each for each, (calls, at_s) in peers.items() if not calls and now_s - at_s >= self._idle_s]:
+            del peers[peer]
+        if not peers:
+            del self._known[source]
+
+
 class Limits:
     """Of one gateway, over all its listeners."""
 
@@ -107,7 +153,8 @@ class Limits:
         self.streams = Slots("sessions and streams", settings.max_streams_per_caller)
         self.connections = Slots("connections", settings.max_connections_per_source)
         self.calls = Slots("gRPC calls", settings.max_connections_per_source)
-        """From one address: gRPC does not tell of connections, of which each has a call or is idle."""
+        """From one address."""
+        self.peers = Peers(settings.max_connections_per_source, settings.idle_timeout_ms / 1000, clock_s)
 
     def arrived(self, source: str) -> None:
         """A request from this address: before its key is looked at, so that guessing keys is limited, too."""

@@ -33,14 +33,17 @@ from rayqueue.errors import (
 from rayqueue.gateway.audit import TOPIC as AUDIT
 from rayqueue.gateway.audit import Audit
 from rayqueue.gateway.limits import Limits
+from rayqueue.gateway.numbered import REPEATABLE_MS, NumberedWrite
 from rayqueue.gateway.principals import Caller, Verb
-from rayqueue.gateway.requests import Requests, request_id
+from rayqueue.gateway.requests import Known, Requests, request_id
 from rayqueue.gateway.sessions import Place, Session, Sessions
 from rayqueue.protocol.calls import ClusterInfo, GroupInfo
 from rayqueue.protocol.topics import TopicInfo, check_name, is_internal
 from rayqueue.records import Headers, Record
 
 MAX_RECORDS = 10_000
+Isolation = Literal["read_committed", "read_uncommitted"]
+"""Of transactions: what is committed, or everything. None: as consumers do without it."""
 _TAIL_WAIT_MS = 1000
 _TAIL_RECORDS = 1000
 _EVERY = "*"
@@ -147,9 +150,7 @@ class Operations:
 
     async def write(self, topic: str, columns: Columns) -> Sequence[RecordMetadata]:
         """The same, of somebody who may."""
-        count = len(columns.values)
-        if not 0 < count <= MAX_RECORDS:
-            raise InvalidInputError(f"1 to {MAX_RECORDS} records at a time, not {count}")
+        count = _check_count(columns)
         if columns.partitions is None and columns.priorities is None:
             return await self._send(topic, columns, range(count), None, 0)
         written: list[RecordMetadata | None] = [None] * count
@@ -157,7 +158,7 @@ class Operations:
         for row in range(count):
             partition = columns.partitions[row] if columns.partitions else None
             alike.setdefault((partition, columns.priorities[row] if columns.priorities else 0), []).append(row)
-        await self._check_places(topic, alike)
+        _check_places(await self._info(topic), columns)
         sends = [self._send(topic, columns, rows, *place) for place, rows in alike.items()]
         outcomes = await asyncio.gather(*sends, return_exceptions=True)
         for outcome in outcomes:
@@ -178,18 +179,6 @@ class Operations:
             if info.name == topic:
                 return info
         raise UnknownTopicError(f"there is no topic {topic!r}; create it first", topic=topic)
-
-    async def _check_places(self, topic: str, places: Mapping[tuple[int | None, int], Sequence[int]]) -> None:
-        """A mistake in one record is told before any is sent."""
-        info = await self._info(topic)
-        for partition, priority in places:
-            if partition is not None and not 0 <= partition < len(info.partitions):
-                raise UnknownPartitionError(f"{topic} has {len(info.partitions)} partitions; there is no {partition}")
-            if not 0 <= priority < info.settings.lanes:
-                raise InvalidInputError(
-                    f"{topic} has {info.settings.lanes} lanes: a priority is from 0 to {info.settings.lanes - 1}, "
-                    f"not {priority}"
-                )
 
     async def _send(
         self, topic: str, columns: Columns, rows: Sequence[int], partition: int | None, priority: int
@@ -224,18 +213,30 @@ class Operations:
             raise OutcomeUnknownError(f"some of these records may be written: {error}", cause=error.code) from error
         return sent
 
-    async def once(
+    async def publish_once(
         self,
         caller: Caller,
         topic: str,
         key: str,
         contents: bytes,
-        carry_out: Callable[[], Any],
+        columns: Columns,
+        encode: Callable[[Sequence[RecordMetadata]], bytes],
     ) -> tuple[bytes, bool]:
-        """Carry it out unless a request of this idempotency key was. Its answer, and whether that was before."""
+        """Publish unless a request of this idempotency key has. Its answer, and whether that was before."""
         _topic(caller, "publish", topic)
-        topic_id = (await self._info(topic)).topic_id
-        return await self._requests.once(request_id(caller.name, topic, topic_id, key), contents, carry_out)
+        info = await self._info(topic)
+        _check_count(columns)
+        _check_places(info, columns)
+        request = request_id(caller.name, topic, info.topic_id, key)
+        write = NumberedWrite(self._rq, info, columns, request)
+
+        async def carry_out(known: Known) -> bytes:
+            assert known.number is not None  # noqa: S101  # or it is not carried out
+            return encode(await asyncio.wrap_future(self._rq.io.run(write.carry_out(known.number, known.at_ms))))
+
+        return await self._requests.once(
+            request, contents, carry_out, repeatable_ms=REPEATABLE_MS, partitions=len(info.partitions)
+        )
 
     # -- reading ------------------------------------------------------------------------------------
 
@@ -248,20 +249,23 @@ class Operations:
         offset: int | None = None,
         timestamp_ms: int | None = None,
         max_records: int = 10,
+        isolation: Isolation | None = None,
     ) -> list[Record]:
         """From an offset, or a time, on, in the order of the log. Nothing is consumed, and nothing is made."""
         _topic(caller, "consume", topic)
-        async with self._reading(caller, topic, partition) as consumer:
+        async with self._reading(topic, partition, isolation) as consumer:
             found: list[Record] = await consumer.peek_async(
                 topic, partition, offset=offset, timestamp_ms=timestamp_ms, max_records=_count(max_records)
             )
             return found
 
     @asynccontextmanager
-    async def _reading(self, caller: Caller, topic: str, partition: int) -> AsyncIterator[Any]:
+    async def _reading(self, topic: str, partition: int, isolation: Isolation | None) -> AsyncIterator[Any]:
         """A consumer without a group, that fetches nothing by itself."""
         check_name("topic", topic)
-        consumer = await self._rq.consumer_async(partitions=[(topic, partition)], start="latest", prefetch_bytes=0)
+        consumer = await self._rq.consumer_async(
+            partitions=[(topic, partition)], start="latest", prefetch_bytes=0, **isolated(isolation)
+        )
         try:
             yield consumer
         finally:
@@ -275,13 +279,14 @@ class Operations:
         partition: int | None = None,
         offset: int | None = None,
         start: Literal["earliest", "latest"] = "latest",
+        isolation: Isolation | None = None,
     ) -> AsyncIterator[list[Record]]:
         """Records as they come; [] every second without any. Until it is closed."""
         _topic(caller, "consume", topic)
         if offset is not None and partition is None:
             raise InvalidInputError("an offset needs the partition that it is of")
         with self.limits.streams.held(caller.name):
-            options: dict[str, Any] = {"start": start, "on_corrupt": "skip"}
+            options: dict[str, Any] = {"start": start, "on_corrupt": "skip", **isolated(isolation)}
             if partition is None:
                 consumer = await self._rq.consumer_async(topic, **options)
             else:
@@ -316,6 +321,7 @@ class Operations:
         *,
         start: Literal["earliest", "latest"] = "earliest",
         timeout_ms: int | None = None,
+        isolation: Isolation | None = None,
     ) -> Session:
         caller.check("consume", "group", check_name("group", group))
         if not 0 < len(topics) <= 100:
@@ -324,7 +330,9 @@ class Operations:
             _topic(caller, "consume", topic)
         if timeout_ms is not None and not 1000 <= timeout_ms <= 600_000:
             raise InvalidInputError("a session's timeout is from 1,000 to 600,000 ms")
-        session = await self._sessions.open(caller, group, topics, start=start, timeout_ms=timeout_ms)
+        session = await self._sessions.open(
+            caller, group, topics, start=start, timeout_ms=timeout_ms, **isolated(isolation)
+        )
         self._audit.note(caller, "consume", "group", group)
         return session
 
@@ -409,6 +417,31 @@ class Operations:
         if not 0 <= wait_ms <= self._settings.max_wait_ms:
             raise InvalidInputError(f"wait_ms is from 0 to {self._settings.max_wait_ms}, not {wait_ms}")
         return wait_ms
+
+
+def isolated(isolation: Isolation | None) -> dict[str, Any]:
+    """The option of a consumer."""
+    return {} if isolation is None else {"isolation": isolation}
+
+
+def _check_count(columns: Columns) -> int:
+    count = len(columns.values)
+    if not 0 < count <= MAX_RECORDS:
+        raise InvalidInputError(f"1 to {MAX_RECORDS} records at a time, not {count}")
+    return count
+
+
+def _check_places(info: TopicInfo, columns: Columns) -> None:
+    """A mistake in one record is told before any is sent."""
+    partitions, lanes = len(info.partitions), info.settings.lanes
+    for partition in set(columns.partitions or ()):
+        if partition is not None and not 0 <= partition < partitions:
+            raise UnknownPartitionError(f"{info.name} has {partitions} partitions; there is no {partition}")
+    for priority in set(columns.priorities or ()):
+        if not 0 <= priority < lanes:
+            raise InvalidInputError(
+                f"{info.name} has {lanes} lanes: a priority is from 0 to {lanes - 1}, not {priority}"
+            )
 
 
 def _before_any(error: RayQueueError) -> bool:

@@ -21,12 +21,13 @@ from rayqueue.client.queue.detached import DetachedQueue, JobLease, Kind, TakenJ
 from rayqueue.client.queue.job import JobId
 from rayqueue.client.queue.putting import job_options, place_of, with_options
 from rayqueue.client.queue.queue import JobQueue
-from rayqueue.errors import InvalidInputError, LeaseLostError, RayQueueError, UnknownTopicError
+from rayqueue.client.twins import run_awaiting
+from rayqueue.errors import InvalidInputError, LeaseLostError, RayQueueError, UnknownJobError, UnknownTopicError
 from rayqueue.gateway.audit import Audit
 from rayqueue.gateway.operations import Columns, Operations, check_some
 from rayqueue.gateway.principals import Caller, Verb
-from rayqueue.gateway.requests import Requests, request_id
-from rayqueue.protocol.jobs import JobStatus, QueueSizes
+from rayqueue.gateway.requests import Known, Requests, request_id
+from rayqueue.protocol.jobs import MAX_RESULT_BYTES, GetResult, JobResult, JobStatus, QueueSizes
 from rayqueue.protocol.topics import TopicInfo, check_name, is_internal
 from rayqueue.records import Headers
 
@@ -46,6 +47,7 @@ class Wanted(NamedTuple):
     deliver_at_ms: int | None = None
     ttl_ms: int | None = None
     dedupe_id: str | None = None
+    want_result: bool = False
 
 
 _NOTHING = Wanted()
@@ -149,8 +151,7 @@ class Queues:
         deduplicated = [row for row, each in enumerate(wanted) if each.dedupe_id is not None]
         if deduplicated:
             columns.partitions = [
-                place_of(None if keys is None else keys[row], each.dedupe_id, len(info.partitions))
-                for row, each in enumerate(wanted)
+                place_of(info, None if keys is None else keys[row], each.dedupe_id) for row, each in enumerate(wanted)
             ]
         written = await self._operations.write(name, columns)
         put = [PutJob(JobId(each.partition, each.offset or 0), False) for each in written]
@@ -187,7 +188,7 @@ class Queues:
             for row, each in enumerate(wanted)
         ]
 
-        async def carry_out() -> bytes:
+        async def carry_out(_: Known) -> bytes:
             put = await self.put(caller, name, columns, named)
             return encode(
                 [
@@ -240,13 +241,18 @@ class Queues:
         delay_ms: int | None = None,
         reason: str = "",
         traceback: str = "",
+        result: bytes | None = None,
     ) -> list[JobLease]:
         """Those that were lost; the others have ended so, on the disks of a majority. ``LeaseLostError`` if all were.
         May be repeated."""
         _queue(caller, "consume", name)
         held = _leases(leases)
+        if result is not None and (len(held) > 1 or len(result) > MAX_RESULT_BYTES):
+            raise InvalidInputError(f"a result is of one job, and has at most {MAX_RESULT_BYTES} bytes")
         lost = await self._in_io(
-            self._detached(name).settle(kind, held, delay_ms=delay_ms, reason=reason, traceback=traceback)
+            self._detached(name).settle(
+                kind, held, delay_ms=delay_ms, reason=reason, traceback=traceback, result=result
+            )
         )
         return _some_left(name, held, lost)
 
@@ -272,14 +278,33 @@ class Queues:
         await self._info(name)
         return await self._handle(name).state_async(_job(job))
 
-    async def cancel(self, caller: Caller, name: str, job: str) -> bool:
-        """Drop it, if nobody works on it. Whether it was."""
+    async def result(self, caller: Caller, name: str, job: str, wait_ms: int) -> JobResult:
+        """What became of a job whose result was wanted; waits for it. ``UnknownJobError`` if there is none."""
+        _queue(caller, "describe", name)
+        where = _job(job)
+        wait_ms = self._operations.checked_wait(wait_ms)
+        if where.partition >= len((await self._info(name)).partitions):
+            raise UnknownJobError(f"there is no job {job} in {name}", job=job)
+        handle = self._handle(name)
+        call = GetResult(id=where.offset, wait_ms=wait_ms)
+        found: JobResult = await run_awaiting(handle.ask_partition(where.partition, call, may_take_ms=wait_ms))
+        if found.state == "gone":
+            raise UnknownJobError(
+                f"there is no result of job {job} of {name}: none was wanted, or it was kept for result_ttl_ms and is "
+                "gone",
+                job=job,
+            )
+        return found
+
+    async def cancel(self, caller: Caller, name: str, job: str) -> None:
+        """Drop it. ``UnknownJobError`` if somebody works on it, or it is gone."""
         _queue(caller, "alter", name)
         await self._info(name)
-        dropped = await self._handle(name).cancel_async(_job(job))
-        if dropped:
-            self._audit.note(caller, "alter", "queue", name)
-        return dropped
+        if not await self._handle(name).cancel_async(_job(job)):
+            raise UnknownJobError(
+                f"there is no job {job} in {name} that waits: somebody works on it, or it is gone", job=job
+            )
+        self._audit.note(caller, "alter", "queue", name)
 
     # -- dead letters -----------------------------------------------------------------------------
 
@@ -347,7 +372,7 @@ def _queue(caller: Caller, verb: Verb, name: str) -> None:
 def _with_wanted(row: int, headers: Headers, wanted: Wanted) -> Headers:
     """``InvalidInputError`` names the job that is wrong."""
     try:
-        options = job_options(wanted.delay_ms, wanted.deliver_at_ms, wanted.ttl_ms, wanted.dedupe_id, False)
+        options = job_options(*wanted)
         made: Any = with_options(headers, options)
     except InvalidInputError as error:
         raise InvalidInputError(f"job {row}: {error}", row=row) from None

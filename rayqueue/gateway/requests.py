@@ -6,18 +6,22 @@ follow: of two claims the first in the log counts, so of two gateways one carrie
 it out. When it is done, its answer is written there, too, and is what everybody
 gets who asks again, for ``requests_kept_ms`` at least.
 
-A claim without an answer means that its gateway failed, or was failed, on the
-way: whether the records are written is not known, and nobody writes them again.
-A retry is told so (``RequestInProgressError`` while it may be under way,
-``OutcomeUnknownError`` later). An attempt that failed and has certainly written
-nothing is let go, so that a retry is carried out.
+A claim without an answer means that its gateway is at work on it, or has failed on
+the way. Whoever asks again carries the request out, too, if that has no other
+effect than the first time: records have the numbers of their claim (``numbered``),
+jobs have ids by which a queue knows duplicates. That holds for a while only. Later,
+whether they are written is not known, nobody writes them again, and a retry is told
+so: ``OutcomeUnknownError``, or ``RequestInProgressError`` while it may be under way.
+A claim of the release before has no numbers, and is never carried out again.
 
-Requests whose effect is idempotent by itself for a while, such as jobs that are put
-with ids by which a queue knows duplicates, are carried out again instead.
+An attempt without numbers that failed and has certainly written nothing is let go,
+so that a retry is carried out. One with numbers needs no such thing, and must not
+be: another may be at work on it.
 """
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import logging
 import secrets
@@ -37,6 +41,8 @@ from rayqueue.errors import (
     RequestInProgressError,
 )
 from rayqueue.gateway.follower import Follower
+from rayqueue.gateway.numbered import Number, Numbers
+from rayqueue.protocol.calls import NewProducerIds
 from rayqueue.protocol.topics import GATEWAY
 from rayqueue.records import Record
 
@@ -50,6 +56,7 @@ class Claimed(msgspec.Struct, frozen=True, tag="claimed"):
     request: bytes
     contents: bytes
     attempt: str
+    number: Number | None = None
 
 
 class Answered(msgspec.Struct, frozen=True, tag="answered"):
@@ -73,7 +80,12 @@ class Known(msgspec.Struct):
     contents: bytes
     attempt: str
     at_ms: int
+    number: Number | None = None
     answer: bytes | None = None
+
+
+CarryOut = Callable[[Known], Awaitable[bytes]]
+"""Carries a request out as it was claimed. Its answer."""
 
 
 class Ledger:
@@ -90,7 +102,7 @@ class Ledger:
         known = self._known.get(event.request)
         if isinstance(event, Claimed):
             if known is None:
-                self._known[event.request] = Known(event.contents, event.attempt, at_ms)
+                self._known[event.request] = Known(event.contents, event.attempt, at_ms, event.number)
                 if len(self._known) > self._most:
                     self._known.popitem(last=False)
         elif known is not None and known.attempt == event.attempt:
@@ -118,6 +130,7 @@ class Requests:
             rq, TOPIC, self._apply, reset=self._forget, settings={"retention_ms": 2 * settings.requests_kept_ms}
         )
         self._started = False
+        self._numbers = Numbers(lambda: asyncio.wrap_future(rq.io.run(rq.routes.coordinator.call(NewProducerIds()))))
 
     def _forget(self) -> None:
         self._ledger = Ledger(self._most)
@@ -135,14 +148,15 @@ class Requests:
         self,
         request: bytes,
         contents: bytes,
-        carry_out: Callable[[], Awaitable[bytes]],
+        carry_out: CarryOut,
         *,
         repeatable_ms: int = 0,
+        partitions: int = 0,
     ) -> tuple[bytes, bool]:
         """The request's answer, and whether it was carried out before.
 
         ``repeatable_ms``: for so long a repetition has no other effect than the first, so whoever asks again while
-        there is no answer carries it out, too, and gets the same one.
+        there is no answer carries it out, too, and gets the same one. ``partitions``: of the topic, if it is numbered.
         """
         if not self._started:
             self._started = True
@@ -150,44 +164,47 @@ class Requests:
         digest = hashlib.sha256(contents).digest()
         known = self._ledger.get(request)
         if known is not None:
-            return await self._asked_again(known, request, digest, carry_out, repeatable_ms)
+            return await self._asked_again(known, request, digest, carry_out, repeatable_ms, bool(partitions))
         attempt = secrets.token_hex(8)
-        claimed = await self._append(Claimed(request, digest, attempt))
+        number = await self._numbers.take(partitions) if partitions else None
+        claimed = await self._append(Claimed(request, digest, attempt, number))
         if not await self._follower.reached(claimed, self._timeout_s):
             raise RequestInProgressError("requests cannot be looked up at the moment; nothing was written, ask again")
         known = self._ledger.get(request)
         if known is None:
             raise RequestInProgressError("too many idempotent requests at once: this one was forgotten; ask again")
         if known.attempt != attempt:
-            return await self._asked_again(known, request, digest, carry_out, repeatable_ms)
+            if number is not None:
+                self._numbers.put_back(number, used=False)
+            return await self._asked_again(known, request, digest, carry_out, repeatable_ms, bool(partitions))
         try:
-            answer = await carry_out()
+            answer = await carry_out(known)
         except OutcomeUnknownError:
             raise
         except RayQueueError:
-            await self._append(LetGo(request, attempt))
+            if number is None:
+                await self._append(LetGo(request, attempt))
             raise
-        await self._keep(Answered(request, attempt, answer))
+        if await self._keep(Answered(request, attempt, answer)) and number is not None:
+            self._numbers.put_back(number, used=True)
         return answer, False
 
-    async def _keep(self, answered: Answered) -> None:
+    async def _keep(self, answered: Answered) -> bool:
         try:
             await self._append(answered)
         except RayQueueError as error:  # it is written; a retry will be told that this is not known
             _log.warning("the answer to an idempotent request could not be kept: %s", error)
+            return False
+        return True
 
     async def _asked_again(
-        self,
-        known: Known,
-        request: bytes,
-        digest: bytes,
-        carry_out: Callable[[], Awaitable[bytes]],
-        repeatable_ms: int,
+        self, known: Known, request: bytes, digest: bytes, carry_out: CarryOut, repeatable_ms: int, numbered: bool
     ) -> tuple[bytes, bool]:
         # The effect of the first attempt may be as late as its deadline, and is remembered from then on.
         age_ms = time.time() * 1000 - known.at_ms
-        if known.answer is None and known.contents == digest and age_ms < repeatable_ms - 2000 * self._timeout_s:
-            answer = await carry_out()
+        repeatable = age_ms < repeatable_ms - 2000 * self._timeout_s and (known.number is not None or not numbered)
+        if known.answer is None and known.contents == digest and repeatable:
+            answer = await carry_out(known)
             await self._keep(Answered(request, known.attempt, answer))
             return answer, True
         return self._again(known, digest), True

@@ -195,12 +195,27 @@ class Sessions:
     # -- sessions that a caller opens -----------------------------------------------------------
 
     async def open(
-        self, caller: Caller, group: str, topics: Sequence[str], *, start: str, timeout_ms: int | None
+        self,
+        caller: Caller,
+        group: str,
+        topics: Sequence[str],
+        *,
+        start: str,
+        timeout_ms: int | None,
+        **options: Any,
     ) -> Session:
         session_id = f"{self.gateway_id}.{secrets.token_urlsafe(18)}"
         timeout_s = (timeout_ms or self._settings.session_timeout_ms) / 1000
         return await self._open(
-            session_id, caller, group, topics, timeout_s, start=start, ack="record", auto_commit=False
+            session_id,
+            caller,
+            group,
+            topics,
+            timeout_s,
+            start=start,
+            ack="record",
+            auto_commit=False,
+            **options,
         )
 
     def find(self, caller: Caller, session_id: str) -> Session:

@@ -11,6 +11,8 @@ import base64
 import binascii
 import re
 from collections.abc import Callable, Sequence
+from functools import partial
+from operator import attrgetter
 from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
@@ -34,13 +36,24 @@ _STRINGS = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
 _NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 _SQUARE = bytes.maketrans(b"{}", b"[]")
 
+# Asked of every record of a batch: in C.
+_VALUE, _TEXT, _BASE64 = attrgetter("value"), attrgetter("text"), attrgetter("base64")
+_KEY, _KEY_BASE64 = attrgetter("key"), attrgetter("key_base64")
+_HEADERS, _HEADERS_BASE64 = attrgetter("headers"), attrgetter("headers_base64")
+_PRIORITY, _PARTITION, _TIMESTAMP = attrgetter("priority"), attrgetter("partition"), attrgetter("timestamp_ms")
 
-class Contents(Struct, forbid_unknown_fields=True, gc=False):
-    """Value, key and headers, of a record or a job."""
+
+class Value(Struct, forbid_unknown_fields=True, gc=False):
+    """A value, in one of its three forms."""
 
     value: Raw | UnsetType = UNSET
     text: str | UnsetType = UNSET
     base64: Base64 | UnsetType = UNSET
+
+
+class Contents(Value, forbid_unknown_fields=True, gc=False):
+    """Value, key and headers, of a record or a job."""
+
     key: str | None = None
     key_base64: Base64 | None = None
     headers: dict[str, str] | None = None
@@ -81,48 +94,64 @@ class RecordOut(Struct, omit_defaults=True, gc=False):
 def columns_of(records: Sequence[RecordIn], max_depth: int) -> Columns:
     """``InvalidInputError`` names the record that cannot be."""
     made = contents_of(records, max_depth)
-    if any(each.timestamp_ms is not None for each in records):
-        made.timestamps_ms = [each.timestamp_ms for each in records]
-    if any(each.partition is not None for each in records):
-        made.partitions = [each.partition for each in records]
+    made.timestamps_ms = _some(records, _TIMESTAMP)
+    made.partitions = _some(records, _PARTITION)
     return made
 
 
 def contents_of(given: Sequence[Contents], max_depth: int, what: str = "record") -> Columns:
     """Columns that none of them has are left out."""
-    made = Columns(column(given, lambda each: _value(each, max_depth), what))
-    if any(each.key is not None or each.key_base64 is not None for each in given):
+    made = Columns(_all_texts(given) or column(given, partial(value_of, max_depth), what))
+    if _some(given, _KEY) or _some(given, _KEY_BASE64):
         made.keys = column(given, _key, what)
-    if any(each.headers or each.headers_base64 for each in given):
+    if any(map(_HEADERS, given)) or any(map(_HEADERS_BASE64, given)):
         made.headers = column(given, _headers, what)
-    if any(each.priority for each in given):
-        made.priorities = [each.priority for each in given]
+    if any(map(_PRIORITY, given)):
+        made.priorities = [*map(_PRIORITY, given)]
     return made
+
+
+def _all_texts(given: Sequence[Contents]) -> list[bytes | None] | None:
+    """The values, if each is a text and nothing is wrong with any."""
+    texts = [*map(_TEXT, given)]
+    if UNSET in texts or not ([*map(_VALUE, given)].count(UNSET) == [*map(_BASE64, given)].count(UNSET) == len(given)):
+        return None
+    try:
+        return [*map(str.encode, texts)]
+    except UnicodeEncodeError:
+        return None  # it is said later of which
+
+
+def _some(given: Sequence[Any], field: Callable[[Any], Any]) -> list[Any] | None:
+    """This field of each, or None if none has it."""
+    found = [*map(field, given)]
+    return None if found.count(None) == len(found) else found
 
 
 def column(given: Sequence[_C], of: Callable[[_C], _T], what: str) -> list[_T]:
     """``InvalidInputError`` names the one that is wrong."""
     made: list[_T] = []
     try:
-        for each in given:
-            made.append(of(each))  # noqa: PERF401  # so that it is known which one is wrong
+        made.extend(map(of, given))  # so much is there of it if one is wrong
     except InvalidInputError as error:
         raise InvalidInputError(f"{what} {len(made)}: {error}", row=len(made)) from None
     return made
 
 
-def _value(record: Contents, max_depth: int) -> bytes | None:
+def value_of(max_depth: int, record: Value) -> bytes | None:
     value, text, encoded = record.value, record.text, record.base64
-    if (value is not UNSET) + (text is not UNSET) + (encoded is not UNSET) > 1:
-        raise InvalidInputError("of value, text and base64 one is given")
-    if isinstance(value, Raw):
-        raw = bytes(value)
-        if raw.count(b"[") + raw.count(b"{") > max_depth and depth_of(raw, max_depth + 1) > max_depth:
-            raise InvalidInputError(f"its JSON is nested deeper than {max_depth}")
-        return raw
-    if isinstance(text, str):
-        return utf8(text)
-    return from_base64(encoded) if isinstance(encoded, str) else None
+    if text is not UNSET:
+        if value is UNSET and encoded is UNSET:
+            return utf8(text)
+    elif value is not UNSET:
+        if encoded is UNSET:
+            raw = bytes(value)
+            if raw.count(b"[") + raw.count(b"{") > max_depth and depth_of(raw, max_depth + 1) > max_depth:
+                raise InvalidInputError(f"its JSON is nested deeper than {max_depth}")
+            return raw
+    else:
+        return None if encoded is UNSET else from_base64(encoded)
+    raise InvalidInputError("of value, text and base64 one is given")
 
 
 def _key(record: Contents) -> bytes | None:

@@ -264,9 +264,9 @@ class Channel(asyncio.BufferedProtocol):
         self.close(str(error))
 
     def _not_sent(self) -> RayQueueError:
-        node = self.endpoint.node
+        replica_id = self.endpoint.replica_id
         return ReplicaClosedError(
-            f"the connection with {node} is gone ({self.why_closed}); nothing was sent", node=node
+            f"the connection with {replica_id} is gone ({self.why_closed}); nothing was sent", replica_id=replica_id
         )
 
     # -- doubt ---------------------------------------------------------------------------------
@@ -328,7 +328,7 @@ class Channel(asyncio.BufferedProtocol):
             theirs, nonce = hello.read_hello(message)
             if nonce == self._nonce:
                 raise TransportError("the replica returned our own nonce")
-            self.version = agree(hello.SPEAKS, theirs, us="this client", them=f"the replica {self.endpoint.node}")
+            self.version = agree(hello.SPEAKS, theirs, us="this client", them=f"the replica {self.endpoint.replica_id}")
             self._their_hello = message
             self._send(hello.proof(self._key, b"client", hello.hello(self._nonce), message))
             self._greeting, self._greeting_bytes = memoryview(bytearray(hello.MAC_BYTES)), 0
@@ -351,15 +351,15 @@ class Channel(asyncio.BufferedProtocol):
         if self._watch is not None:
             self._watch.cancel()
             self._watch = None
-        node = self.endpoint.node
+        replica_id = self.endpoint.replica_id
         if not self._greeted.done():
-            self._greeted.set_exception(TransportError(f"{node} hung up during the handshake"))
+            self._greeted.set_exception(TransportError(f"{replica_id} hung up during the handshake"))
             self._greeted.exception()
         pending, self._pending = self._pending, {}
         for request in pending.values():
             if not request.future.done():
-                text = f"the connection with {node} is gone ({self.why_closed}); outcome unknown"
-                request.future.set_exception(OutcomeUnknownError(text, node=node))
+                text = f"the connection with {replica_id} is gone ({self.why_closed}); outcome unknown"
+                request.future.set_exception(OutcomeUnknownError(text, replica_id=replica_id))
                 request.future.exception()  # nobody needs to be reminded of those that nobody waits for
         callbacks, self._on_closed = self._on_closed, []
         for callback in callbacks:

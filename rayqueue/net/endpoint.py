@@ -17,11 +17,11 @@ class Endpoint(NamedTuple):
     port: int
     token: bytes
     """Proves that one was told by the actor (``rayqueue.protocol.hello``). A secret."""
-    node: ReplicaId
+    replica_id: ReplicaId
     leader: ReplicaId | None
     term: Term
     tls: bool | None = None
     """Whether it speaks TLS. None: it does not say."""
 
     def __repr__(self) -> str:
-        return f"Endpoint({self.host}:{self.port}, node={self.node}, leader={self.leader}, term={self.term})"
+        return f"Endpoint({self.host}:{self.port}, replica={self.replica_id}, leader={self.leader}, term={self.term})"

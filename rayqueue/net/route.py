@@ -40,7 +40,7 @@ class GroupRoute:
     def __init__(
         self,
         group_id: str,
-        nodes: Iterable[str],
+        replica_ids: Iterable[str],
         directory: Directory,
         settings: Settings,
         *,
@@ -55,15 +55,15 @@ class GroupRoute:
         self.closed = False
         self._settings = settings
         self._on_leaderless = on_leaderless
-        self._replicas = Replicas(group_id, nodes, directory, settings)
+        self._replicas = Replicas(group_id, replica_ids, directory, settings)
         self._hint: str | None = None
         self._search: asyncio.Task[Channel] | None = None
         self._doubt: asyncio.Task[None] | None = None
         self._rng = random.Random()  # noqa: S311  # jitter
 
     @property
-    def nodes(self) -> tuple[str, ...]:
-        return self._replicas.nodes
+    def replica_ids(self) -> tuple[str, ...]:
+        return self._replicas.replica_ids
 
     # -- who leads -----------------------------------------------------------------------
 
@@ -91,9 +91,9 @@ class GroupRoute:
         channel = self.leader_channel
         if not error.refresh_metadata or self.closed:
             return
-        known = None if channel is None else channel.endpoint.node
+        known = None if channel is None else channel.endpoint.replica_id
         said = error.details.get("leader") if isinstance(error, NotLeaderError) else None
-        if known is not None and (said == known or error.details.get("node", known) != known):
+        if known is not None and (said == known or error.details.get("replica_id", known) != known):
             return  # about somebody who is not asked any more
         self._hint = said
         self._forget_leader()
@@ -179,15 +179,15 @@ class GroupRoute:
 
     async def _look(self) -> Channel | None:
         """Ask everybody at once; the first that says it leads, in the newest term we know or a newer one, does."""
-        nodes = self.nodes
+        replica_ids = self.replica_ids
         hint, self._hint = self._hint, None
-        if hint in nodes:
-            nodes = (hint,)
-        return await self._first_leading(nodes, lambda term: term >= self.term)
+        if hint in replica_ids:
+            replica_ids = (hint,)
+        return await self._first_leading(replica_ids, lambda term: term >= self.term)
 
-    async def _first_leading(self, nodes: Iterable[str], counts: Callable[[int], bool]) -> Channel | None:
+    async def _first_leading(self, replica_ids: Iterable[str], counts: Callable[[int], bool]) -> Channel | None:
         """The first of them that says that it leads, in a term that counts, is followed from now on."""
-        asked = [asyncio.ensure_future(self._ask(node)) for node in nodes]
+        asked = [asyncio.ensure_future(self._ask(replica_id)) for replica_id in replica_ids]
         try:
             for answer in asyncio.as_completed(asked):
                 found = await answer
@@ -198,16 +198,16 @@ class GroupRoute:
                 task.cancel()
         return None
 
-    async def _ask(self, node: str) -> tuple[ReplicaStatus, Channel] | None:
+    async def _ask(self, replica_id: str) -> tuple[ReplicaStatus, Channel] | None:
         try:
-            return await in_time(self._status(node), _ASK_S)
+            return await in_time(self._status(replica_id), _ASK_S)
         except ConfigError:  # ours: nobody will lead for us
             raise
         except (RayQueueError, asyncio.TimeoutError):
             return None
 
-    async def _status(self, node: str) -> tuple[ReplicaStatus, Channel]:
-        channel = await self._replicas.channel(node)
+    async def _status(self, replica_id: str) -> tuple[ReplicaStatus, Channel]:
+        channel = await self._replicas.channel(replica_id)
         return await channel.call(GetStatus()), channel
 
     def _follow(self, channel: Channel, term: int) -> Channel:
@@ -239,7 +239,7 @@ class GroupRoute:
         """
         leader = self.leader_channel
         if leader is not None and channel is not leader:
-            channel.close(f"it did not answer, and {leader.endpoint.node} leads now")
+            channel.close(f"it did not answer, and {leader.endpoint.replica_id} leads now")
         elif leader is not None and self._doubt is None:
             self._doubt = asyncio.get_running_loop().create_task(self._ask_others(channel))
             self._doubt.add_done_callback(self._doubted)
@@ -249,12 +249,12 @@ class GroupRoute:
         heard(doubt)
 
     async def _ask_others(self, doubtful: Channel) -> None:
-        others = [node for node in self.nodes if node != doubtful.endpoint.node]
+        others = [replica_id for replica_id in self.replica_ids if replica_id != doubtful.endpoint.replica_id]
         newer = lambda term: term > self.term and doubtful is self.leader_channel  # noqa: E731
         try:
             found = await self._first_leading(others, newer)
             if found is not None:
-                doubtful.close(f"it did not answer, and {found.endpoint.node} leads now")
+                doubtful.close(f"it did not answer, and {found.endpoint.replica_id} leads now")
         finally:
             if self.leader_channel is not None:
                 self._replicas.keep_only(self.leader_channel)

@@ -658,5 +658,5 @@ class Partition:
         self.jobs = self._queue()
         if self.jobs is not None:
             for lane, runs in ahead.items():
-                self.jobs.frontier(lane).keep(runs, self.jobs.frontier(lane).count)
+                self.jobs.frontier(lane).keep(runs, self.jobs.frontier(lane).fresh)
             dump.index(self.jobs)

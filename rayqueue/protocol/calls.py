@@ -65,7 +65,7 @@ class Room(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ReplicaStatus(msgspec.Struct, frozen=True, array_like=True):
-    node: str
+    replica_id: str
     role: str
     leader: str | None
     term: int
@@ -97,6 +97,8 @@ class Broker(msgspec.Struct, frozen=True, array_like=True):
     disk_free_bytes: int = 0
     disk_spare_bytes: int | None = None
     """What may still be moved there (``cluster.disk_reserve_percent`` stays free); None if that is not known."""
+    leaving: bool = False
+    """Ray drains its node, which may be taken away."""
 
     @property
     def nearly_full(self) -> bool:
@@ -161,7 +163,7 @@ class LostReplica(msgspec.Struct, frozen=True, array_like=True):
     """A replica that has lost its data, and waits for a new one to be made instead."""
 
     group_id: str
-    node: str
+    replica_id: str
     why: str
 
 
@@ -562,7 +564,7 @@ class ReportReplica(Call, frozen=True, kw_only=True):
 
     answer_type: ClassVar[Any] = bool
     group_id: str
-    node: str
+    replica_id: str = msgspec.field(name="node")  # as every release has called it on the wire
     why: str
 
 

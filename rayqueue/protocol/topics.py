@@ -242,7 +242,7 @@ def problems_of(settings: msgspec.Struct) -> Iterator[tuple[str, str]]:
 
 
 class ReplicaInfo(msgspec.Struct, frozen=True, array_like=True):
-    node: str
+    replica_id: str
     """The replica's id in its Raft group."""
     broker: str
 
@@ -262,6 +262,13 @@ class TopicInfo(msgspec.Struct, frozen=True, array_like=True):
     partitions: tuple[PartitionInfo, ...]
     version: int = 0
     """Of the settings: how often they were altered."""
+    first_partitions: int = 0
+    """Of a queue: how many it had before it was given more; 0 if it never was."""
+
+    @property
+    def dedupe_partitions(self) -> int:
+        """Jobs with a ``dedupe_id`` go to the first so many, also once there are more: an id has one place for ever."""
+        return self.first_partitions or len(self.partitions)
 
     def partition(self, number: int) -> PartitionInfo:
         """``UnknownPartitionError`` if there is none of this number."""

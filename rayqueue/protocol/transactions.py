@@ -39,11 +39,16 @@ MAX_EPOCH = 2**31 - 1
 MAX_TRANSACTION_TIMEOUT_MS = 24 * 3_600_000
 MAX_PARTICIPANTS = 10_000
 MAX_AT_ONCE = 1_000
+MAX_WRITE_PARTS = 10_000
+"""Tasks of one write that have a transaction each."""
 
 TransactionalId = Annotated[str, Meta(min_length=1, max_length=255)]
 ProducerId = Annotated[int, Meta(ge=1, le=2**63 - 1)]
 Epoch = Annotated[int, Meta(ge=0, le=MAX_EPOCH)]
 RaftGroup = Annotated[str, Meta(min_length=1, max_length=400)]
+WriteName = TransactionalId
+TimeoutMs = Annotated[int, Meta(ge=1, le=MAX_TRANSACTION_TIMEOUT_MS)]
+Owner = Annotated[str, Meta(max_length=256)]
 
 
 class Transaction(msgspec.Struct, frozen=True, array_like=True, order=True):
@@ -64,6 +69,25 @@ class Decided(msgspec.Struct, frozen=True, array_like=True):
     """For ``MarkTransaction``: what proves the fate to each participant, in the order in which they were named."""
     next: Transaction
     """The producer's next one."""
+
+
+class SealedPart(msgspec.Struct, frozen=True, array_like=True):
+    """For ``MarkTransaction``: the fate of a transaction, and what proves it to each participant, in their order."""
+
+    producer_id: int
+    epoch: int
+    committed: bool
+    seals: tuple[bytes, ...]
+
+
+class WriteEnded(msgspec.Struct, frozen=True, array_like=True):
+    """The fate of a write."""
+
+    written: bool
+    """Whether it is this call that has let it be seen."""
+    parts: tuple[SealedPart, ...] = ()
+    """Those that were named, if they are committed, in their order; then those that are aborted, whose participants are
+    ``others``."""
 
 
 class OpenTransaction(msgspec.Struct, frozen=True, array_like=True):
@@ -116,9 +140,9 @@ class InitTransactions(Call, frozen=True, kw_only=True):
     transactional_id: TransactionalId
     attempt: Annotated[str, Meta(min_length=1, max_length=64)]
     """Drawn by the producer, unique for ever, the same for its whole life."""
-    timeout_ms: Annotated[int, Meta(ge=1, le=MAX_TRANSACTION_TIMEOUT_MS)]
+    timeout_ms: TimeoutMs
     """A transaction that is open for longer is aborted. At most ``cluster.max_transaction_timeout_ms``."""
-    owner: Annotated[str, Meta(max_length=256)] = ""
+    owner: Owner = ""
     """For humans: where the producer runs."""
     resume: bool = False
 
@@ -149,6 +173,54 @@ class FinishTransactions(Call, frozen=True, kw_only=True):
     answer_type: ClassVar[Any] = None
     transactional_id: TransactionalId
     finished: Annotated[tuple[Transaction, ...], Meta(min_length=1, max_length=MAX_AT_ONCE)]
+
+
+class JoinWrite(Call, frozen=True, kw_only=True):
+    """A task of a write takes a transaction of its own, which ends with the write, or after ``timeout_ms`` (ADR 40).
+
+    A repetition gives another one. What nobody names in ``EndWrite`` is aborted. ``TransactionAbortedError`` if the
+    batch was written, or abandoned, before: nothing that this task could write would count.
+    """
+
+    answer_type: ClassVar[Any] = Transaction
+    write: WriteName
+    writer: TransactionalId
+    batch_id: int
+    """As for ``EndWrite``."""
+    timeout_ms: TimeoutMs
+    owner: Owner = ""
+
+
+class WritePart(msgspec.Struct, frozen=True, array_like=True):
+    """The transaction of a task that counts."""
+
+    producer_id: ProducerId
+    epoch: Epoch
+    participants: Annotated[tuple[RaftGroup, ...], Meta(min_length=1, max_length=MAX_PARTICIPANTS)]
+
+
+class EndWrite(Call, frozen=True, kw_only=True):
+    """Decide a write, for good: one entry of the coordinator's log commits all of its parts that are named, aborts the
+    others, and puts the batch into its writer's ledger.
+
+    Only after all of it was acknowledged. May be repeated: what is in the ledger is not written again (``written``).
+    ``TransactionAbortedError`` if a part was open for longer than its timeout, or an operator has ended it;
+    ``BatchConflictError``, ``BatchForgottenError`` as the ledger says. Nothing of it will be seen then.
+    """
+
+    answer_type: ClassVar[Any] = WriteEnded
+    write: WriteName
+    writer: TransactionalId
+    batch_id: int
+    identity: Annotated[bytes, Meta(max_length=256)] = b""
+    """What the id stands for."""
+    once: bool = False
+    """Nobody comes back with this writer: it is remembered for an hour."""
+    commit: bool = True
+    """Without it all parts are aborted; the batch may be tried again, unless its writer writes once."""
+    parts: Annotated[tuple[WritePart, ...], Meta(max_length=MAX_WRITE_PARTS)] = ()
+    others: Annotated[tuple[RaftGroup, ...], Meta(max_length=MAX_PARTICIPANTS)] = ()
+    """Where tasks that do not count may have written."""
 
 
 class OpenFor(msgspec.Struct, frozen=True, array_like=True):
@@ -185,7 +257,14 @@ class AbortTransaction(Call, frozen=True, kw_only=True):
 
 
 CoordinatorTransactionCall = (
-    InitTransactions | EndTransaction | FinishTransactions | ResolveTransactions | ListTransactions | AbortTransaction
+    InitTransactions
+    | EndTransaction
+    | FinishTransactions
+    | JoinWrite
+    | EndWrite
+    | ResolveTransactions
+    | ListTransactions
+    | AbortTransaction
 )
 
 

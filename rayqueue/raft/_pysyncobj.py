@@ -282,11 +282,6 @@ class StockRaft(SyncObj):  # type: ignore[misc]  # pysyncobj has no types
         if match > self._SyncObj__raftMatchIndex[node]:
             self._SyncObj__raftMatchIndex[node] = match
 
-    def silent_s(self, peer: ReplicaId) -> float:
-        """How long a member has not answered, or been known."""
-        last: float = self._SyncObj__lastResponseTime.get(self._peer(peer), float("-inf"))
-        return self.now - last
-
     def peer_forgot(self, peer: ReplicaId) -> None:
         """What a member has confirmed before counts no more."""
         self._SyncObj__raftMatchIndex[self._peer(peer)] = 0

@@ -2,10 +2,18 @@
 
 So many bytes per second, and as much again as is written meanwhile: a learner
 that gets no more than the bound would never catch up with producers who write faster.
+An entry counts for more than its bytes, because a log of tiny ones costs the
+learner's processor what a log of large ones costs its disk.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
+from rayqueue.log.store import Entry
+
+_ENTRY_BYTES = 1024
+"""What an entry costs besides its payload."""
 _BURST_S = 0.25
 """What may be saved up: the leader looks at every heartbeat, and when something comes."""
 
@@ -25,9 +33,13 @@ class Budget:
         self._left_bytes = min(self._left_bytes + gained, max(self._left_bytes, self._bytes_per_s * _BURST_S))
         return self._left_bytes > 0
 
-    def spend(self, size_bytes: int) -> None:
-        self._left_bytes -= size_bytes
+    def spend(self, entries: Iterable[Entry]) -> None:
+        self._left_bytes -= _cost(entries)
 
-    def grant(self, size_bytes: int) -> None:
-        """So much was written, which is not to be copied but to be followed."""
-        self._left_bytes += size_bytes
+    def grant(self, entries: Iterable[Entry]) -> None:
+        """These were written, which are not to be copied but to be followed."""
+        self._left_bytes += _cost(entries)
+
+
+def _cost(entries: Iterable[Entry]) -> int:
+    return sum(_ENTRY_BYTES + len(entry.payload) for entry in entries)

@@ -29,7 +29,8 @@ voter lost, nobody knows any more what was acknowledged, and a group that decide
 now could lose it unnoticed. The others may well be a majority without this one.
 
 Whose voters they are is said by the newest membership that anybody has: the
-copy's own may be as old as the copy.
+copy's own may be as old as the copy. It may change meanwhile: a voter that was
+lost for good is replaced, and then waited for no more.
 """
 
 from __future__ import annotations
@@ -69,7 +70,11 @@ class Doubt:
         """Below this no log is long enough. None until everybody has answered."""
         self.is_lost = False
         """Nobody who answered reaches the floor, which is the mark."""
-        self._accounts: dict[ReplicaId, Account] = {}
+        self._memberships: dict[ReplicaId, Membership] = {}
+        """By whoever has answered: what it said last."""
+        self._end: LogEnd = Term(0), Index(0)
+        self._term = Term(0)
+        """The highest that anybody has said."""
 
     def inquiry(self, term: Term) -> Inquiry:
         return Inquiry(term, self.nonce)
@@ -78,26 +83,30 @@ class Doubt:
         """True if this is an answer to this very doubt."""
         if account.nonce != self.nonce or self.floor is not None:
             return False
-        self._accounts[sender] = account
+        self._memberships[sender] = Membership(account.members_index, ReplicaSet.decode(account.members).voters)
+        self._end = max(self._end, (account.last_term, account.last_index))
+        self._term = max(self._term, account.term)
         return True
 
     def voters(self, own: Membership) -> frozenset[ReplicaId]:
         """Those who must answer, as far as is known, and the replica itself."""
-        known = [own, *(_membership(account) for account in self._accounts.values())]
+        known = [own, *self._memberships.values()]
         return max(known, key=lambda each: (each.index, bool(each.voters))).voters
 
+    def asked(self, me: ReplicaId, own: Membership) -> frozenset[ReplicaId]:
+        """Those who have answered, too: that somebody who never will has left the group is theirs to say."""
+        return (self.voters(own) | self._memberships.keys()) - {me}
+
     def missing(self, me: ReplicaId, own: Membership) -> frozenset[ReplicaId]:
-        return self.voters(own) - {me} - self._accounts.keys()
+        return self.voters(own) - {me} - self._memberships.keys()
 
     def resolve(self, me: ReplicaId, own: Membership) -> Term | None:
         """The term to take, once everybody has answered."""
         if not self.voters(own) or self.missing(me, own):
             return None
-        accounts = self._accounts.values()
-        ends = [(each.last_term, each.last_index) for each in accounts]
-        self.floor = max([*ends, (Term(self.mark.term), Index(self.mark.entry))])
-        self.is_lost = all(end < self.floor for end in ends)
-        return max((each.term for each in accounts), default=Term(0))
+        self.floor = max(self._end, (Term(self.mark.term), Index(self.mark.entry)))
+        self.is_lost = self._end < self.floor
+        return self._term
 
 
 class WaryElections(Elections):
@@ -175,7 +184,7 @@ class WaryElections(Elections):
 
     def _prepare_election(self) -> None:
         if self._doubt is not None and self._doubt.floor is None and self.election_deadline < self.now:
-            for peer in sorted(self._doubt.missing(self.replica_id, self._membership())):
+            for peer in sorted(self._doubt.asked(self.replica_id, self._membership())):
                 self._inquire(peer)
         super()._prepare_election()
 
@@ -191,7 +200,3 @@ class WaryElections(Elections):
     def _on_request_vote(self, sender: ReplicaId, message: RequestVote) -> None:
         if self._is_long_enough(message.last_term, message.last_index):
             super()._on_request_vote(sender, message)
-
-
-def _membership(account: Account) -> Membership:
-    return Membership(account.members_index, ReplicaSet.decode(account.members).voters)

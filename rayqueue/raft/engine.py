@@ -26,7 +26,7 @@ PySyncObj (``_pysyncobj.StockRaft``) runs elections, commit and step-down. The
 remedies for what it does wrong (docs/raft.md) are here and in the modules this one uses: ``election``
 (pre-vote, loyalty, one vote each), ``doubt`` (a restored store), ``follower`` (never truncate a match),
 ``progress`` (probe, then pipeline), ``leadership`` (nothing outlives its term),
-``members`` (one change at a time).
+``replicated_log`` (who belongs to the group is said by the log).
 
 Damage is the one failure that is not fatal. Whoever finds that stored bytes are
 not what was written, the engine itself or anybody who reads beside it, says so
@@ -40,7 +40,6 @@ from random import Random
 from typing import Any
 
 from msgspec import Struct
-from msgspec.structs import replace
 
 from rayqueue.config import RaftSettings
 from rayqueue.errors import (
@@ -58,11 +57,9 @@ from rayqueue.errors import (
     TransferFailedError,
 )
 from rayqueue.ids import Index, ReplicaId
-from rayqueue.log.store import MEMBERS, Checkpoint, Entry, LogStore
+from rayqueue.log.store import Entry, LogStore
 from rayqueue.raft._pysyncobj import FOLLOWER, LEADER, MEMBERSHIP, NO_OP
-from rayqueue.raft.doubt import Membership, WaryElections
-from rayqueue.raft.follower import Refused, accept
-from rayqueue.raft.leadership import Leadership, Transfer
+from rayqueue.raft.leadership import LIVE_HEARTBEATS, Leadership, Transfer
 from rayqueue.raft.machine import StateMachine
 from rayqueue.raft.messages import (
     Account,
@@ -78,13 +75,10 @@ from rayqueue.raft.messages import (
     VoteReply,
 )
 from rayqueue.raft.replica_set import ReplicaSet
+from rayqueue.raft.replicated_log import MEMBERSHIP_TAG, ReplicatedLog
 from rayqueue.raft.room import Picture, heir, majority_has_room
 from rayqueue.raft.transport import Event, PeerDown, PeerUp, Received
 from rayqueue.records.checksum import entry_crc
-
-_MEMBERSHIP_TAG = bytes([MEMBERSHIP])
-_LIVE_HEARTBEATS = 5
-"""Who has not answered for longer is not made a voter, and counts for nothing when another one leaves."""
 
 
 class Done(Struct, frozen=True):
@@ -102,41 +96,24 @@ class Ready(Struct):
     done: list[Done] = []
 
 
-class RaftEngine(WaryElections):
+class RaftEngine(ReplicatedLog):
     """One replica's part in its group."""
 
     def __init__(self, store: LogStore, machine: StateMachine, settings: RaftSettings, rng: Random, now: float) -> None:
-        self.machine = machine
         self._leadership: Leadership | None = None
         self._heartbeat_due = False
         self._proposals: list[tuple[bytes, Any]] = []
         self._confirms: list[Any] = []
         self._unreachable: set[ReplicaId] = set()
-        self._tick_wanted = True  # something came that the stock engine must look at
-        self._stirred = True  # something came that may give work
         self._disk_full = False
-        self.halted = False
-        """Nothing may be written any more, for good."""
         self._abstains: str | None = None
-        self._durable = store.last_index
-        self._bytes_since_checkpoint = 0
         self._ready = Ready()
-        super().__init__(store, settings, rng, now)
+        super().__init__(store, machine, settings, rng, now)
         self.members = self._stored_members(store.last_index)
         self._use_members(self.members)
         self._resolve_doubt()  # if there is nobody to ask
         if self._only_voter:  # there is nobody whose word to wait for
             self._elect_now()
-
-    @staticmethod
-    def bootstrap(store: LogStore, members: ReplicaSet) -> None:
-        """Write a new group's first membership. Once in a group's life, the same at each first member."""
-        if store.last_index or store.hard.term or store.get(MEMBERS, _index_key(Index(0))):
-            raise MembershipError(
-                f"{store.group_id} exists already at {store.replica_id}; it cannot be bootstrapped again"
-            )
-        store.put(MEMBERS, _index_key(Index(0)), members.encode())
-        store.sync()
 
     # -- what the outside may ask ---------------------------------------------------
 
@@ -188,22 +165,6 @@ class RaftEngine(WaryElections):
         """On the leader: how many entries each of the others is not known to have."""
         return {} if self._leadership is None else self._leadership.lags()
 
-    @property
-    def members_version(self) -> Index | None:
-        """The entry that made the membership what it is, which grows with each change; None if it is not committed."""
-        newest = next(self.store.scan(MEMBERS, reverse=True), None)
-        index = Index(0) if newest is None else _key_index(newest[0])
-        return None if index > self.commit else index
-
-    @property
-    def members_settled(self) -> bool:
-        """The membership is committed. Where its rows cannot be read, it is not known to be."""
-        try:
-            return self.members_version is not None
-        except DamagedLogError as error:
-            self.damaged(str(error))
-            return False
-
     def propose(self, payload: bytes, context: Any) -> None:
         """Append an entry. Raises before anything is written; afterwards the answer comes as ``Done``."""
         leadership = self._leading()
@@ -247,30 +208,30 @@ class RaftEngine(WaryElections):
                 raise LearnerBehindError(f"{node} lacks {lag if lag is not None else 'all'} entries; wait", node=node)
             if not self._answers(node):
                 # Beside a voter that is lost, one that is dead when it becomes a voter may leave no majority.
-                raise LearnerBehindError(f"{node} has not answered for {self.silent_s(node):.1f} s; wait", node=node)
+                raise LearnerBehindError(f"{node} has not answered lately; wait", node=node)
         for node in self.members.voters - members.voters:
             if not members.is_majority(each for each in members.voters if self._answers(each)):
                 # One that is well leaves, one that is dead stays: the rest could not even decide this.
                 raise NotInSyncError(f"without {node} those that answer are no majority of the rest; wait", node=node)
-        if any(payload[:1] == _MEMBERSHIP_TAG for payload, _ in self._proposals):
+        if any(payload[:1] == MEMBERSHIP_TAG for payload, _ in self._proposals):
             raise ChangeInProgressError("the change before this one is not written yet; retry")
-        self.propose(_MEMBERSHIP_TAG + members.encode(), context)
+        self.propose(MEMBERSHIP_TAG + members.encode(), context)
 
     def _answers(self, node: ReplicaId) -> bool:
         """It has, to this leader and lately."""
         if node == self.replica_id:
             return True
-        known = self._leading().progress.get(node)
-        silent_ms = self.silent_s(node) * 1000
-        return known is not None and known.match > 0 and silent_ms <= _LIVE_HEARTBEATS * self.settings.heartbeat_ms
+        leadership = self._leading()
+        known = leadership.progress.get(node)
+        patience_s = LIVE_HEARTBEATS * self.settings.heartbeat_ms / 1000
+        return known is not None and known.match > 0 and leadership.silent_s(node, self.now) <= patience_s
 
     def _change_in_progress(self) -> bool:
         """True while a membership may still be undone: its entry, or this leader's first one, is not committed.
 
         The second half matters as much: a new leader may hold a membership that a majority never saw.
         """
-        newest = next(self.store.scan(MEMBERS, reverse=True), None)
-        return self.commit < self.noop_index or (newest is not None and _key_index(newest[0]) > self.commit)
+        return self.commit < self.noop_index or self.members_version is None
 
     def transfer_leadership(self, target: ReplicaId, now: float, context: Any) -> None:
         """Hand the leadership to a voter: it catches up, then is told to start an election.
@@ -368,7 +329,7 @@ class RaftEngine(WaryElections):
         if leadership.transfer is not None:
             self._drive_transfer()
         if self._heartbeat_due:
-            leadership.look_at_followers(self.now)
+            leadership.on_heartbeat(self.now)
             self._yield_for_space(leadership)
         self._replicate()
 
@@ -498,41 +459,6 @@ class RaftEngine(WaryElections):
             case Account():
                 self._on_account(sender, message)
 
-    def _on_append(self, sender: ReplicaId, message: AppendEntries) -> None:
-        if not self._follow(sender, message.term):
-            self._answer_the_past(sender)
-            return
-        full = self.store.full
-        if full and sum(len(entry.payload) for entry in message.entries) > self.store.small_bytes:
-            message = replace(message, entries=())  # it can be asked what it has; there is no room for more
-        outcome = accept(self.store, message, self.commit)
-        if isinstance(outcome, Refused):
-            self.send_after_sync(
-                sender, AppendReply(self.term, False, message.prev_index, outcome.hint, message.round, full)
-            )
-            return
-        if outcome.truncated_from is not None:
-            self._durable = min(self._durable, Index(outcome.truncated_from - 1))
-            self._forget_members(outcome.truncated_from)
-        for entry in outcome.appended:
-            self._note_members(entry)
-        self.commit = max(self.commit, self._verified_commit(message))
-        self.send_after_sync(
-            sender, AppendReply(self.term, True, message.prev_index, outcome.match, message.round, full)
-        )
-
-    def _answer_the_past(self, sender: ReplicaId) -> None:
-        """Tell a leader of an older term that there is a newer one, and nothing else.
-
-        The sender may lead that newer term itself by now. Echoing the round of its old message would then confirm
-        a leadership that nobody was asked about.
-        """
-        self.send_after_sync(sender, AppendReply(self.term, False, Index(0), Index(0), 0))
-
-    def _verified_commit(self, message: AppendEntries) -> Index:
-        """The leader's commit index, but never past what this very message proved to match."""
-        return min(message.commit, Index(message.prev_index + len(message.entries)))
-
     def _on_append_reply(self, sender: ReplicaId, reply: AppendReply) -> None:
         leadership = self._leadership
         if reply.term > self.term:
@@ -553,24 +479,6 @@ class RaftEngine(WaryElections):
         """An answer to an earlier leadership of ours says nothing about the log as it is now."""
         return reply.term == self.term
 
-    def _on_snapshot(self, sender: ReplicaId, message: InstallSnapshot) -> None:
-        if not self._follow(sender, message.term):
-            self._answer_the_past(sender)
-            return
-        if message.index > self.commit:
-            if self.store.term_at(message.index) == message.index_term:
-                self.commit = message.index  # the log has it all; the checkpoint only says that it is committed
-            else:
-                self._install(message)
-        self.send_after_sync(sender, AppendReply(self.term, True, message.index, message.index, message.round))
-
-    def _install(self, message: InstallSnapshot) -> None:
-        self.store.install(Checkpoint(message.index, message.index_term, message.members, message.state))
-        self.machine.restore(message.state)
-        self.applied = self.commit = self._durable = message.index
-        self._bytes_since_checkpoint = 0
-        self._use_members(ReplicaSet.decode(message.members))
-
     # -- the leader's side --------------------------------------------------------------
 
     def _write_proposals(self) -> None:
@@ -585,7 +493,7 @@ class RaftEngine(WaryElections):
             leadership.waiting[index] = (context, len(payload))
         self.store.append(entries)
         for budget in leadership.budgets.values():
-            budget.grant(sum(len(entry.payload) for entry in entries))
+            budget.grant(entries)
         for entry in entries:
             self._note_members(entry)
 
@@ -672,70 +580,8 @@ class RaftEngine(WaryElections):
         if context is not None:
             self._ready.done.append(Done(context, result))
 
-    # -- checkpoints ----------------------------------------------------------------------
-
-    def maintain(self, segment_bytes: int, max_entries: int) -> bool:
-        """Save a checkpoint once enough was applied; trim what nobody needs. True if there is more to trim.
-
-        Each replica does this by itself: where its log begins is nobody else's business.
-        """
-        store = self.store
-        if store.damaged is not None or self.halted:
-            return False
-        try:
-            return self._save_and_trim(segment_bytes, max_entries)
-        except DamagedLogError as error:
-            self.damaged(str(error))
-            return False
-
-    def _save_and_trim(self, segment_bytes: int, max_entries: int) -> bool:
-        store = self.store
-        if self._bytes_since_checkpoint >= segment_bytes:
-            term = store.term_at(self.applied)
-            if term is None:
-                raise InvariantBrokenError(f"applied entry {self.applied} is not in the log")
-            members = self._stored_members(self.applied).encode()
-            store.save_checkpoint(Checkpoint(self.applied, term, members, self.machine.checkpoint()))
-            self._bytes_since_checkpoint = 0
-        needed = self.machine.first_needed()
-        trimmable = [index for index in store.checkpoints() if index < needed]
-        return bool(trimmable) and not store.trim_to(trimmable[-1], max_entries)
-
-    # -- members ---------------------------------------------------------------------------
-
-    def _stored_members(self, index: Index) -> ReplicaSet:
-        """The membership in force at ``index``."""
-        for _, row in self.store.scan(MEMBERS, stop=_index_key(Index(index + 1)), reverse=True):
-            return ReplicaSet.decode(row)
-        return ReplicaSet(frozenset())
-
-    def _membership(self) -> Membership:
-        """Who may decide: the newest committed membership, or one that comes after it."""
-        voters: set[ReplicaId] = set()
-        for key, row in self.store.scan(MEMBERS, reverse=True):
-            voters |= ReplicaSet.decode(row).voters
-            if _key_index(key) <= self.commit:
-                return Membership(_key_index(key), frozenset(voters))
-        return Membership(Index(0), frozenset(voters))
-
-    def _note_members(self, entry: Entry) -> None:
-        """A membership counts from the moment its entry is in the log, committed or not."""
-        if entry.payload[:1] == _MEMBERSHIP_TAG:
-            self.store.put(MEMBERS, _index_key(entry.index), entry.payload[1:])
-            self._use_members(ReplicaSet.decode(entry.payload[1:]))
-
-    def _forget_members(self, first: Index) -> None:
-        """The log was cut at ``first``: the memberships after it never happened."""
-        keys = [key for key, _ in self.store.scan(MEMBERS, start=_index_key(first))]
-        for key in keys:
-            self.store.delete(MEMBERS, key)
-        if keys:
-            self._use_members(self._stored_members(Index(first - 1)))
-
     def _use_members(self, members: ReplicaSet) -> None:
-        self.members = members
-        self._stirred = self._tick_wanted = True  # another majority may be reached already
-        self.set_peers(members.voters - {self.replica_id}, members.learners - {self.replica_id})
+        super()._use_members(members)
         if self._leadership is not None:
             self._leadership.set_peers(members.everyone - {self.replica_id})
             self._leadership.set_learners(members.learners)
@@ -753,11 +599,3 @@ class RaftEngine(WaryElections):
 
     def send_after_sync(self, peer: ReplicaId, message: Message) -> None:
         self._ready.late.append((peer, message))
-
-
-def _index_key(index: Index) -> bytes:
-    return index.to_bytes(8, "big")
-
-
-def _key_index(key: bytes) -> Index:
-    return Index(int.from_bytes(key, "big"))

@@ -7,6 +7,7 @@ lost, so nothing of an older term can leak into a newer one.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +20,9 @@ from rayqueue.raft.budget import Budget
 from rayqueue.raft.messages import AppendEntries, AppendReply, InstallSnapshot, Message
 from rayqueue.raft.progress import Pace, Progress
 from rayqueue.raft.replica_set import ReplicaSet
+
+LIVE_HEARTBEATS = 5
+"""Who has not answered for longer is not made a voter, and counts for nothing when another one leaves."""
 
 
 @dataclass(slots=True)
@@ -40,6 +44,8 @@ class Leadership:
         """The last entry that it has from others."""
         self.progress: dict[ReplicaId, Progress] = {}
         self.round = 0
+        self._heartbeats: deque[tuple[int, float]] = deque(maxlen=2 * LIVE_HEARTBEATS)
+        """The rounds that the last heartbeats have begun, and when."""
         self.transfer: Transfer | None = None
         self.uncommitted_bytes = 0
         self.waiting: dict[Index, tuple[Any, int]] = {}
@@ -105,9 +111,20 @@ class Leadership:
             or self.transfer is not None
         )
 
-    def look_at_followers(self, now: float) -> None:
+    def on_heartbeat(self, now: float) -> None:
+        """Begin a round, so that answers tell when their question was asked; and see who is near the end."""
+        # Questions of others make heartbeats more frequent: those of the last moments would be all that is remembered.
+        if not self._heartbeats or now - self._heartbeats[-1][1] >= self._settings.heartbeat_ms / 2000:
+            self.round += 1
+            self._heartbeats.append((self.round, now))
         for progress in self.progress.values():
             progress.look(now, self._store.last_index)
+
+    def silent_s(self, peer: ReplicaId, now: float) -> float:
+        """How long ago the last question was asked that it has answered. When the answer was read says nothing: it may
+        have waited while this leader was paused, and who gave it died."""
+        acked = self.progress[peer].acked_round
+        return now - max((begun for round_, begun in self._heartbeats if round_ <= acked), default=float("-inf"))
 
     def in_sync(self, now: float) -> frozenset[ReplicaId]:
         """Followers that are near the end: each had, ``in_sync_ms`` ago at most, all that the leader had."""
@@ -156,10 +173,9 @@ class Leadership:
                 if not entries:
                     return
                 message = self._entries(Index(progress.next - 1), commit, entries)
-                size_bytes = sum(len(entry.payload) for entry in entries)
-                progress.sent(entries[-1].index, size_bytes)
+                progress.sent(entries[-1].index, sum(len(entry.payload) for entry in entries))
                 if budget is not None:
-                    budget.spend(size_bytes)
+                    budget.spend(entries)
                 yield message
             else:
                 return

@@ -35,25 +35,27 @@ class ReplicaSet:
     def everyone(self) -> frozenset[ReplicaId]:
         return self.voters | self.learners
 
-    def is_majority(self, nodes: Iterable[ReplicaId]) -> bool:
-        return len(self.voters.intersection(nodes)) * 2 > len(self.voters)
+    def is_majority(self, replica_ids: Iterable[ReplicaId]) -> bool:
+        return len(self.voters.intersection(replica_ids)) * 2 > len(self.voters)
 
-    def with_learner(self, node: ReplicaId) -> ReplicaSet:
-        if node in self.everyone:
-            raise InvalidInputError(f"{node} belongs to the group already", node=node)
-        return replace(self, learners=self.learners | {node})
+    def with_learner(self, replica_id: ReplicaId) -> ReplicaSet:
+        if replica_id in self.everyone:
+            raise InvalidInputError(f"{replica_id} belongs to the group already", replica_id=replica_id)
+        return replace(self, learners=self.learners | {replica_id})
 
-    def with_voter(self, node: ReplicaId) -> ReplicaSet:
-        if node not in self.learners:
-            raise InvalidInputError(f"{node} is not a learner; add it as one first", node=node)
-        return replace(self, voters=self.voters | {node}, learners=self.learners - {node})
+    def with_voter(self, replica_id: ReplicaId) -> ReplicaSet:
+        if replica_id not in self.learners:
+            raise InvalidInputError(f"{replica_id} is not a learner; add it as one first", replica_id=replica_id)
+        return replace(self, voters=self.voters | {replica_id}, learners=self.learners - {replica_id})
 
-    def without(self, node: ReplicaId) -> ReplicaSet:
-        if node not in self.everyone:
-            raise InvalidInputError(f"{node} does not belong to the group", node=node)
-        if self.voters == {node}:
-            raise InvalidInputError(f"{node} is the last voter; a group without voters could never decide", node=node)
-        return replace(self, voters=self.voters - {node}, learners=self.learners - {node})
+    def without(self, replica_id: ReplicaId) -> ReplicaSet:
+        if replica_id not in self.everyone:
+            raise InvalidInputError(f"{replica_id} does not belong to the group", replica_id=replica_id)
+        if self.voters == {replica_id}:
+            raise InvalidInputError(
+                f"{replica_id} is the last voter; a group without voters could never decide", replica_id=replica_id
+            )
+        return replace(self, voters=self.voters - {replica_id}, learners=self.learners - {replica_id})
 
     def encode(self) -> bytes:
         fields = {"voters": sorted(self.voters), "learners": sorted(self.learners)}

@@ -68,7 +68,7 @@ class Carrier:
         part = partitions.get(group_id)
         told = [row.key for row in rows] if part is None else []  # its topic was deleted
         if part is not None:
-            ids = [replica.node for replica in part.replicas]
+            ids = [replica.replica_id for replica in part.replicas]
             route = GroupRoute(group_id, ids, self._directory, self._settings)
             try:
                 seals = Seals(secret_of(self._settings))

@@ -153,7 +153,7 @@ class CoordinatorService(Service):
         self._coordinator.disconnected(time.monotonic(), client)
 
     def lead(self, now_s: float) -> None:
-        self._coordinator.lead(now_s, node=self._replica.replica_id, term=self._replica.engine.term)
+        self._coordinator.lead(now_s, replica_id=self._replica.replica_id, term=self._replica.engine.term)
 
     def lost(self, now_s: float) -> None:
         self._coordinator.unlead()
@@ -188,13 +188,13 @@ class CoordinatorService(Service):
             machine.cluster_id,
             dict(machine.topics),
             dict(machine.brokers),
-            frozenset((key.group_id, key.node) for key in machine.unmade),
+            frozenset((key.group_id, key.replica_id) for key in machine.unmade),
             tuple(machine.doomed.values()),
-            {ReplicaId(node): broker for node, broker in machine.coordinators.items()},
+            {ReplicaId(replica_id): broker for replica_id, broker in machine.coordinators.items()},
             engine.members,
             engine.members_version,
             dict(machine.expired),
-            {(key.group_id, key.node): why for key, why in machine.lost.items()},
+            {(key.group_id, key.replica_id): why for key, why in machine.lost.items()},
             dict(machine.moves),
             dict(machine.replica_counts()),
             dict(machine.recoveries),

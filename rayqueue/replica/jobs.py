@@ -144,7 +144,8 @@ class Jobs:
         self._waiting: Parking[_Wanted] = Parking()
         self._awaiting: Parking[_Awaited] = Parking()
         self._settles: list[tuple[Reply, list[Settle]]] = []
-        self._ended: list[str] = []
+        self._ended: list[tuple[str, Reply | None]] = []
+        """Workers whose leases are to end, and who is told; None: unless the worker has come back."""
         self._gone_nodes: dict[str, None] = {}
         """Of Ray, dead: those that were heard of last."""
         self._workers: dict[int, set[str]] = {}
@@ -190,12 +191,11 @@ class Jobs:
             client = self._client_of.pop(worker, None)
             if client is not None:
                 self._workers[client].discard(worker)
-            self._ended.append(worker)
+            self._ended.append((worker, None))
 
     def lost(self, error: RayQueueError) -> None:
         self._leads = self._ticking = self._moving = False
         self._asked_for = 0
-        self._ended.clear()
         self._reader.forget()
         self._refuse(error)
 
@@ -204,7 +204,9 @@ class Jobs:
 
     def _refuse(self, error: RayQueueError) -> None:
         settles, self._settles = self._settles, []
+        ended, self._ended = self._ended, []
         replies = [reply for reply, _ in settles]
+        replies += [reply for _, reply in ended if reply is not None]
         replies += [each.reply for each in self._waiting.take_all()]
         replies += [each.reply for each in self._awaiting.take_all()]
         for reply in replies:
@@ -220,14 +222,14 @@ class Jobs:
             if self._client_of.get(worker) == client:
                 del self._client_of[worker]
                 if self._leads:
-                    self._ended.append(worker)
+                    self._ended.append((worker, None))
 
     @property
     def next_deadline_s(self) -> float:
         jobs = self._partition.jobs
         if jobs is None:
             return _NEVER
-        if self._settles or self._ended:
+        if self._settles or (self._ended and len(self._ended) > len(self._busy())):
             return 0.0
         due_s = min(self._waiting.next_deadline_s, self._awaiting.next_deadline_s)
         if self._leads and not self._ticking:
@@ -275,12 +277,32 @@ class Jobs:
         except RayQueueError:
             self._ticking = False
 
+    def _busy(self) -> list[tuple[str, Reply | None]]:
+        """Those of whom something is on its way. What nobody has got is given back first, as if it had not been
+        delivered."""
+        giving = {each.call.worker for each in self._proposed}
+        return [each for each in self._ended if each[0] in giving]
+
     def _end_workers(self) -> None:
-        ended, self._ended = self._ended[:_REQUESTS_PER_ENTRY], self._ended[_REQUESTS_PER_ENTRY:]
-        holding = self._queue.leases.workers()
-        gone = sorted({worker for worker in ended if worker in holding and worker not in self._client_of})
+        if not self._ended:
+            return
+        busy = self._busy()
+        ended = [each for each in self._ended if each not in busy]
+        self._ended = busy + ended[_REQUESTS_PER_ENTRY:]
+        holding, gone = self._queue.leases.workers(), set()
+        for worker, reply in ended[:_REQUESTS_PER_ENTRY]:
+            if reply is not None:
+                self._end_worker(worker, reply)
+            elif worker in holding and worker not in self._client_of:
+                gone.add(worker)
         if gone:
-            self._tell(end_workers_command(self.time.now_ms(), gone))
+            self._tell(end_workers_command(self.time.now_ms(), sorted(gone)))
+
+    def _end_worker(self, worker: str, reply: Reply) -> None:
+        try:
+            self._replica.propose(end_workers_command(self.time.now_ms(), [worker]), lambda told: reply(_first(told)))
+        except RayQueueError as error:
+            reply(error)
 
     def _tell(self, command: bytes) -> None:
         """What nobody waits for. If it does not work out, leases end when their time is up."""
@@ -327,8 +349,7 @@ class Jobs:
                 reply(self._withdraw(worker, attempt))
             case protocol.EndWorker(worker=worker):
                 self._withdraw(worker, None)
-                command = end_workers_command(self.time.now_ms(), [worker])
-                self._replica.propose(command, lambda result: reply(_first(result)))
+                self._ended.append((worker, reply))
             case protocol.GetQueueSizes():
                 self._confirmed(client, request, lambda: reply(_sizes(jobs)))
             case protocol.PeekJobs(max_jobs=max_jobs):
@@ -379,11 +400,14 @@ class Jobs:
         workers = self._workers.setdefault(client, set())
         if len(workers) >= _WORKERS_PER_CLIENT and call.worker not in workers:
             raise QueueFullError(f"one connection has at most {_WORKERS_PER_CLIENT} workers")
-        if not call.detached:
-            workers.add(call.worker)
-            self._client_of[call.worker] = client
         wait_s = min(call.wait_ms, self._settings.max_fetch_wait_ms) / 1000
         wanted = _Wanted(client, call, time.monotonic() + wait_s, request, reply)
+        if not call.detached:
+            goes_on = self._client_of.get(call.worker) != client and self._go_on(wanted)
+            workers.add(call.worker)
+            self._client_of[call.worker] = client
+            if goes_on:
+                return
         if wait_s:
             self._waiting.add(wanted)
             return
@@ -396,6 +420,20 @@ class Jobs:
             self._propose_leases([wanted])
         else:
             self._confirmed(client, request, now_or_never)
+
+    def _go_on(self, wanted: _Wanted) -> bool:
+        """The worker asks on another connection than before. What waits on that one waits for nobody. If this request
+        is just being given jobs there, it goes on here: True."""
+        worker, attempt = wanted.call.worker, wanted.call.attempt
+        before = self._waiting.of_client(self._client_of.get(worker, -1))
+        for each in self._waiting.remove([each for each in before if each.call.worker == worker]):
+            each.reply(Leased())
+        for each in self._proposed:
+            if (each.call.worker, each.call.attempt) == (worker, attempt):
+                each.client, each.request, each.reply = wanted.client, wanted.request, wanted.reply
+                each.deadline_s = wanted.deadline_s
+                return True
+        return False
 
     def _may_get(self, wanted: _Wanted, asked_for: int) -> bool:
         """Whether there are jobs for it, besides those that others have asked for."""
@@ -478,39 +516,46 @@ class Jobs:
         return len(unwanted)
 
     def _hand_out(self, wanted: _Wanted, grant: Grant, jobs: list[Job] | RayQueueError) -> None:
-        self._proposed.pop(wanted, None)
         if not self._is_wanted(wanted):
-            self._release(wanted, grant.token, grant.parts)
-            wanted.reply(Leased())
-            return
-        if isinstance(jobs, RayQueueError):
-            self._release(wanted, grant.token, grant.parts)
+            self._release(wanted, grant.token, grant.parts, Leased())
+        elif isinstance(jobs, RayQueueError):
             # What was moved meanwhile is trimmed where it was: let the worker ask again.
-            wanted.reply(Leased() if isinstance(jobs, OffsetOutOfRangeError) else jobs)
-            return
-        jobs = self._cut(wanted, grant, jobs)
-        lease_ms = max(0, grant.until_ms - self.time.now_ms())
-        wanted.reply(Leased(grant.token, lease_ms, tuple(jobs)))
+            answer = Leased() if isinstance(jobs, OffsetOutOfRangeError) else jobs
+            self._release(wanted, grant.token, grant.parts, answer)
+        else:
+            fitting = self._fitting(wanted, jobs)
+            leased = Leased(grant.token, max(0, grant.until_ms - self.time.now_ms()), tuple(jobs[:fitting]))
+            if fitting < len(jobs):
+                back = [Part(each.id, 1, 0, 0, 0, False) for each in jobs[fitting:]]
+                self._release(wanted, grant.token, back, leased)
+            else:
+                self._proposed.pop(wanted, None)
+                wanted.reply(leased)
 
-    def _cut(self, wanted: _Wanted, grant: Grant, jobs: list[Job]) -> list[Job]:
-        """As many as the worker wants to have at once. The others are given back."""
+    def _fitting(self, wanted: _Wanted, jobs: list[Job]) -> int:
+        """As many as the worker wants to have at once, at least one."""
         left = min(wanted.call.max_bytes, self._settings.max_fetch_bytes)
         for number, job in enumerate(jobs):
             left -= len(job.value or b"") + len(job.key or b"") + 64
             left -= sum([len(name) + len(value) for name, value in job.headers])
             if left < 0 and number:
-                back = [Part(each.id, 1, 0, 0, 0, False) for each in jobs[number:]]
-                self._release(wanted, grant.token, back)
-                return jobs[:number]
-        return jobs
+                return number
+        return len(jobs)
 
-    def _release(self, wanted: _Wanted, token: int, parts: Sequence[Part]) -> None:
-        """Nobody got these: as if they had not been delivered."""
-        if not self._leads:
-            return
+    def _release(self, wanted: _Wanted, token: int, parts: Sequence[Part], answer: Any) -> None:
+        """Nobody gets these: as if they had not been delivered. Once that is committed the worker is answered. If it is
+        not, the worker asks again, and whoever leads then gives it the whole lease."""
         runs = tuple([(part.first, part.count) for part in parts])
         given_back = protocol.Settlement(kind="release", token=token, jobs=runs)
-        self._settles.append((lambda _: None, [settle(wanted.call.worker, given_back)]))
+
+        def released(result: Any) -> None:
+            self._proposed.pop(wanted, None)
+            wanted.reply(result if isinstance(result, RayQueueError) else answer)
+
+        if self._leads:
+            self._settles.append((released, [settle(wanted.call.worker, given_back)]))
+        else:
+            released(self._replica.not_leader())
 
     # -- settlements ---------------------------------------------------------------------------
 

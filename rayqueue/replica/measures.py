@@ -35,6 +35,10 @@ class PartitionMeasures:
     jobs_leased: int = 0
     jobs_delayed: int = 0
     jobs_dead: int = 0
+    transactions_open: int = 0
+    """As the one that follows only the leader's."""
+    oldest_transaction_ms: int = 0
+    """How long the oldest of them has been open, by the partition's clock."""
 
 
 @dataclass(frozen=True, slots=True)

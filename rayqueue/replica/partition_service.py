@@ -181,6 +181,7 @@ class PartitionService(Service):
         partition, fetches, leads = self.partition, self.fetches, self._replica.engine.is_leader
         backlog = partition.backlog() if leads else Backlog(0, 0)
         counts = partition.jobs.counts if leads and partition.jobs is not None else Counts()
+        opened, oldest_ms = self.settling.open_for() if leads else (0, 0)
         return PartitionMeasures(
             appended_records=partition.next_offset - self._began[0],
             appended_bytes=partition.total_bytes - self._began[1],
@@ -194,6 +195,8 @@ class PartitionService(Service):
             jobs_leased=counts.leased,
             jobs_delayed=counts.delayed,
             jobs_dead=counts.dead,
+            transactions_open=opened,
+            oldest_transaction_ms=oldest_ms,
         )
 
     # -- calls --------------------------------------------------------------------------------

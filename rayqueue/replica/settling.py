@@ -91,6 +91,12 @@ class Settling:
             case StageAcks(producer_id=producer_id, epoch=epoch, worker=worker, token=token, jobs=jobs):
                 self._propose(stage_acks_command(self._now_ms(), producer_id, epoch, worker, token, jobs), reply)
 
+    def open_for(self) -> tuple[int, int]:
+        """How many are open, and for how many ms the oldest is."""
+        opened = self._partition.transactions
+        now_ms = max(self._now_ms(), self._partition.clock.now_ms)
+        return len(opened), max([now_ms - each.opened_ms for each in opened], default=0)
+
     def _infos(self) -> Any:
         return self._partition.transactions.infos(self._now_ms())
 

@@ -122,15 +122,18 @@ class RayQueueTaskProcessorAdapter(TaskProcessorAdapter):
     async def _get_task_status(self, task_id: str) -> TaskResult:
         where = JobId.of(task_id)
         queue = self._queue
-        found: JobResult = await queue.ask_partition(where.partition, GetResult(id=where.offset))
-        if found.state == "done":
-            result = None if found.value is None else queue.result_form.decode(found.value)
-            return TaskResult(id=task_id, status="SUCCESS", result=result)
-        if found.state == "dead":
-            return TaskResult(id=task_id, status="FAILURE", result=found.reason)
-        if found.state == "cancelled":
-            return TaskResult(id=task_id, status="REVOKED", result=None)
-        status = await part(queue.state)(where)
+        for _ in range(2):
+            found: JobResult = await queue.ask_partition(where.partition, GetResult(id=where.offset))
+            if found.state == "done":
+                result = None if found.value is None else queue.result_form.decode(found.value)
+                return TaskResult(id=task_id, status="SUCCESS", result=result)
+            if found.state == "dead":
+                return TaskResult(id=task_id, status="FAILURE", result=found.reason)
+            if found.state == "cancelled":
+                return TaskResult(id=task_id, status="REVOKED", result=None)
+            status = await part(queue.state)(where)
+            if status.state not in ("dead", "gone"):
+                break  # else it may have ended after the first question, which is asked again then
         return TaskResult(id=task_id, status=_STATUS.get(status.state, _pending)(status), result=None)
 
     def cancel_task_sync(self, task_id: str) -> bool:

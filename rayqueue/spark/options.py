@@ -12,7 +12,7 @@ from typing import Any
 
 from rayqueue.bridge.connection import Where
 from rayqueue.bridge.places import EARLIEST, LATEST, Instant, Place, Places, parse_places, parse_time_ms
-from rayqueue.bridge.staging import INLINE_BYTES
+from rayqueue.bridge.task import INLINE_BYTES
 from rayqueue.config import MIB
 from rayqueue.errors import InvalidInputError
 from rayqueue.net.scan import ScanSettings
@@ -50,7 +50,8 @@ _WRITE = {
     "delivery",
     "writerid",
     "batchid",
-    "stagingpartitions",
+    "stagingpartitions",  # without a meaning since rows are not staged any more
+    "transactiontimeoutms",
     "inlinebytes",
 }
 _SPARKS_OWN = {"path", "checkpointlocation", "queryname", "outputmode", "triggerinterval"}
@@ -153,8 +154,9 @@ class WriteOptions:
     writer: str | None = None
     """None: a stream is its query's, and a job that runs once has none."""
     batch_id: int | None = None
-    staging_partitions: int = 1
     inline_bytes: int = INLINE_BYTES
+    timeout_ms: int | None = None
+    """None: as long as the cluster allows."""
 
 
 def columns_option(options: Mapping[str, str]) -> tuple[str, ...]:
@@ -231,8 +233,8 @@ def write_options(options: Mapping[str, str], *, stream: bool = False) -> WriteO
         exactly_once=exactly_once,
         writer=writer,
         batch_id=batch_id,
-        staging_partitions=given.whole("stagingPartitions", 1),
         inline_bytes=given.whole("inlineBytes", INLINE_BYTES, least=0),
+        timeout_ms=given.number("transactionTimeoutMs"),
     )
 
 

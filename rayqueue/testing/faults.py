@@ -23,7 +23,7 @@ _ANSWER_S = 10.0
 class Leader(NamedTuple):
     """The replica that leads a partition."""
 
-    node: str
+    replica_id: str
     term: int
     pid: int
 
@@ -37,9 +37,9 @@ def leader_of(rq: RayQueue, topic: str, partition: int = 0) -> Leader:
     described = rq.topic(topic).partitions[partition]
     for replica in described.replicas:
         if replica.role == "leader":
-            name = actor_name(GroupId(places[partition].group_id), ReplicaId(replica.node))
+            name = actor_name(GroupId(places[partition].group_id), ReplicaId(replica.replica_id))
             process = ray.get(ray.get_actor(name, rq.namespace).process.remote(), timeout=_ANSWER_S)
-            return Leader(replica.node, described.term, process.pid)
+            return Leader(replica.replica_id, described.term, process.pid)
     raise NotLeaderError(f"nobody leads {topic}-{partition} at the moment", leader=None)
 
 

@@ -85,12 +85,12 @@ class ProcessGroup:
         self._processes: dict[ReplicaId, Process] = {}
         self._addresses: dict[ReplicaId, tuple[str, int]] = {}
         self._ended: list[Process] = []
-        nodes = [ReplicaId(f"n{number}") for number in range(1, replicas + 1)]
-        self.client = PartitionClient(group_id, nodes, _Directory(self._processes), settings)
+        replica_ids = [ReplicaId(f"n{number}") for number in range(1, replicas + 1)]
+        self.client = PartitionClient(group_id, replica_ids, _Directory(self._processes), settings)
         """Writes to the partition, and reads from it."""
         data_dir.mkdir(parents=True, exist_ok=True)
         try:
-            self._start(nodes, create=True, voters=nodes)
+            self._start(replica_ids, create=True, voters=replica_ids)
         except BaseException:
             self.close()
             raise
@@ -112,38 +112,42 @@ class ProcessGroup:
     # -- who is there ------------------------------------------------------------------
 
     @property
-    def nodes(self) -> list[ReplicaId]:
+    def replica_ids(self) -> list[ReplicaId]:
         """Every replica, running or not."""
         return sorted(self._processes)
 
     @property
     def running(self) -> list[ReplicaId]:
         """Those whose process runs and is not paused."""
-        return [node for node in self.nodes if self._processes[node].alive and not self._processes[node].paused]
+        return [
+            replica_id
+            for replica_id in self.replica_ids
+            if self._processes[replica_id].alive and not self._processes[replica_id].paused
+        ]
 
     @property
     def crashes(self) -> list[str]:
         """Processes that ended though nobody killed them, each with the end of its log. A sound group has none."""
         return [crash for process in (*self._ended, *self._processes.values()) if (crash := process.crash)]
 
-    def pid(self, node: ReplicaId) -> int:
-        return self._processes[node].pid
+    def pid(self, replica_id: ReplicaId) -> int:
+        return self._processes[replica_id].pid
 
-    def status(self, node: ReplicaId) -> Status:
-        return _status(self._processes[node].ask("inspect"))
+    def status(self, replica_id: ReplicaId) -> Status:
+        return _status(self._processes[replica_id].ask("inspect"))
 
     def statuses(self) -> dict[ReplicaId, Status]:
         """Of all that run and answer."""
         asked: dict[ReplicaId, Future[Any]] = {}
         found: dict[ReplicaId, Status] = {}
-        for node in self.running:
+        for replica_id in self.running:
             try:
-                asked[node] = self._processes[node].call("inspect")
+                asked[replica_id] = self._processes[replica_id].call("inspect")
             except ReplicaClosedError:
                 continue
-        for node, future in asked.items():
+        for replica_id, future in asked.items():
             try:
-                found[node] = _status(result_of(future, _ANSWER_S))
+                found[replica_id] = _status(result_of(future, _ANSWER_S))
             except (OutcomeUnknownError, ReplicaClosedError):
                 continue
         return found
@@ -156,75 +160,78 @@ class ProcessGroup:
         leading = [status for status in self.statuses().values() if status.role == "leader"]
         return max(leading, key=lambda status: status.term).replica_id if leading else None
 
-    def endpoint(self, node: ReplicaId) -> Endpoint:
+    def endpoint(self, replica_id: ReplicaId) -> Endpoint:
         """Where clients reach this replica, and what lets them in."""
-        return msgspec.convert(self._processes[node].ask("endpoint"), Endpoint)
+        return msgspec.convert(self._processes[replica_id].ask("endpoint"), Endpoint)
 
-    def usage(self, node: ReplicaId) -> Usage:
-        return msgspec.convert(self._processes[node].ask("usage"), Usage)
+    def usage(self, replica_id: ReplicaId) -> Usage:
+        return msgspec.convert(self._processes[replica_id].ask("usage"), Usage)
 
-    def setup_report(self, node: ReplicaId) -> Any:
+    def setup_report(self, replica_id: ReplicaId) -> Any:
         """What the function that ``setup`` returned says now."""
-        return self._processes[node].ask("setup_report")
+        return self._processes[replica_id].ask("setup_report")
 
-    def wait_for_offset(self, offset: int, *nodes: ReplicaId, timeout_s: float = 15.0) -> None:
+    def wait_for_offset(self, offset: int, *replica_ids: ReplicaId, timeout_s: float = 15.0) -> None:
         """Until these replicas, or all that run, have applied everything before ``offset``."""
 
         def reached() -> bool:
             statuses = self.statuses()
-            return all(node in statuses and statuses[node].high_watermark >= offset for node in nodes or self.running)
+            return all(
+                replica_id in statuses and statuses[replica_id].high_watermark >= offset
+                for replica_id in replica_ids or self.running
+            )
 
-        wait_for(reached, f"offset {offset} at {', '.join(nodes) or 'all'}", timeout_s)
+        wait_for(reached, f"offset {offset} at {', '.join(replica_ids) or 'all'}", timeout_s)
 
     # -- faults ------------------------------------------------------------------------
 
-    def kill(self, *nodes: ReplicaId) -> None:
+    def kill(self, *replica_ids: ReplicaId) -> None:
         """kill -9 these processes, or all of them."""
-        for node in nodes or self.nodes:
-            self._processes[node].kill()
+        for replica_id in replica_ids or self.replica_ids:
+            self._processes[replica_id].kill()
 
-    def pause(self, node: ReplicaId) -> None:
+    def pause(self, replica_id: ReplicaId) -> None:
         """SIGSTOP: it does nothing and closes nothing."""
-        self._processes[node].pause()
+        self._processes[replica_id].pause()
 
-    def resume(self, node: ReplicaId) -> None:
-        self._processes[node].resume()
+    def resume(self, replica_id: ReplicaId) -> None:
+        self._processes[replica_id].resume()
 
-    def restart(self, *nodes: ReplicaId) -> None:
+    def restart(self, *replica_ids: ReplicaId) -> None:
         """Start these replicas, or all of them, from what is on their disks. Those that still run are killed first."""
-        nodes = nodes or tuple(self.nodes)
-        self.kill(*nodes)
-        self._start(list(nodes), create=False, voters=None)
+        replica_ids = replica_ids or tuple(self.replica_ids)
+        self.kill(*replica_ids)
+        self._start(list(replica_ids), create=False, voters=None)
 
-    def close_replica(self, node: ReplicaId) -> None:
+    def close_replica(self, replica_id: ReplicaId) -> None:
         """Let it stop in good order. The process stays, and answers every call with ``ReplicaClosedError``."""
-        self._processes[node].ask("close")
+        self._processes[replica_id].ask("close")
 
     # -- members -----------------------------------------------------------------------
 
-    def add_learner(self, node: ReplicaId | None = None) -> ReplicaId:
+    def add_learner(self, replica_id: ReplicaId | None = None) -> ReplicaId:
         """Start a new replica without data and let the group send it its log."""
-        if node is None:
+        if replica_id is None:
             self._made += 1
-            node = ReplicaId(f"n{self._made}")
-        self._start([node], create=True, voters=None)
-        self._change("add_learner", node, lambda status: node in status.learners)
-        self.client.set_replicas(self.nodes)
-        return node
+            replica_id = ReplicaId(f"n{self._made}")
+        self._start([replica_id], create=True, voters=None)
+        self._change("add_learner", replica_id, lambda status: replica_id in status.learners)
+        self.client.set_replicas(self.replica_ids)
+        return replica_id
 
-    def promote(self, node: ReplicaId) -> None:
+    def promote(self, replica_id: ReplicaId) -> None:
         """Make a learner a voter, once it has caught up."""
-        self._change("promote", node, lambda status: node in status.voters)
+        self._change("promote", replica_id, lambda status: replica_id in status.voters)
 
-    def remove(self, node: ReplicaId) -> None:
+    def remove(self, replica_id: ReplicaId) -> None:
         """Take a replica out of the group and end its process. Not the leader: transfer first."""
-        self._change("remove", node, lambda status: node not in status.voters + status.learners)
-        process = self._processes.pop(node)
+        self._change("remove", replica_id, lambda status: replica_id not in status.voters + status.learners)
+        process = self._processes.pop(replica_id)
         process.kill()
         self._ended.append(process)
-        del self._addresses[node]
+        del self._addresses[replica_id]
         self._tell_addresses()
-        self.client.set_replicas(self.nodes)
+        self.client.set_replicas(self.replica_ids)
 
     def transfer(self, target: ReplicaId) -> None:
         """Hand the leadership to ``target``."""
@@ -232,11 +239,11 @@ class ProcessGroup:
             self._on_leader("transfer", target=target)
         wait_for(lambda: self._find_leader() == target, f"{target} to lead")
 
-    def confirm_leadership(self, node: ReplicaId) -> None:
+    def confirm_leadership(self, replica_id: ReplicaId) -> None:
         """``NotLeaderError`` or another error unless a majority confirms that this replica leads."""
-        self._processes[node].ask("confirm")
+        self._processes[replica_id].ask("confirm")
 
-    def _change(self, change: str, node: ReplicaId, done: Callable[[Status], bool]) -> None:
+    def _change(self, change: str, replica_id: ReplicaId, done: Callable[[Status], bool]) -> None:
         def attempt() -> bool:
             leader = self.leader()
             try:
@@ -244,13 +251,13 @@ class ProcessGroup:
                     # In the log is not yet committed: the leader proves that nobody can undo it.
                     self.confirm_leadership(leader)
                     return True
-                self._processes[leader].ask("change_members", change=change, node=node)
+                self._processes[leader].ask("change_members", change=change, replica_id=replica_id)
             except RayQueueError as error:
                 if not error.retriable:
                     raise
             return False
 
-        wait_for(attempt, f"{change} of {node}", 30.0)
+        wait_for(attempt, f"{change} of {replica_id}", 30.0)
 
     def _on_leader(self, call: str, **arguments: Any) -> None:
         def attempt() -> bool:
@@ -264,26 +271,26 @@ class ProcessGroup:
 
     # -- starting ----------------------------------------------------------------------
 
-    def _start(self, nodes: list[ReplicaId], *, create: bool, voters: list[ReplicaId] | None) -> None:
+    def _start(self, replica_ids: list[ReplicaId], *, create: bool, voters: list[ReplicaId] | None) -> None:
         started: dict[ReplicaId, Future[Any]] = {}
-        for node in nodes:
-            process = Process(node, self._data_dir / f"{node}.log")
-            started[node] = process.call(
+        for replica_id in replica_ids:
+            process = Process(replica_id, self._data_dir / f"{replica_id}.log")
+            started[replica_id] = process.call(
                 "start",
-                path=str(self._data_dir / node),
+                path=str(self._data_dir / replica_id),
                 group_id=self._group_id,
-                replica_id=node,
+                replica_id=replica_id,
                 settings=self._settings,
                 partition=self._partition,
                 create=create,
                 voters=voters,
                 setup=self._setup,
             )
-            if node in self._processes:
-                self._ended.append(self._processes[node])
-            self._processes[node] = process  # only now: other threads may call it from here on
-        for node, answer in started.items():
-            self._addresses[node] = _status(result_of(answer, START_TIMEOUT_S)).address
+            if replica_id in self._processes:
+                self._ended.append(self._processes[replica_id])
+            self._processes[replica_id] = process  # only now: other threads may call it from here on
+        for replica_id, answer in started.items():
+            self._addresses[replica_id] = _status(result_of(answer, START_TIMEOUT_S)).address
         self._tell_addresses()
 
     def _tell_addresses(self) -> None:
@@ -306,7 +313,7 @@ class _Directory(Directory):
             )
         except (KeyError, ReplicaClosedError, asyncio.TimeoutError) as error:
             raise OutcomeUnknownError(
-                f"{replica_id} does not say where it serves: {error!r}", node=replica_id
+                f"{replica_id} does not say where it serves: {error!r}", replica_id=replica_id
             ) from None
         return msgspec.convert(answer, Endpoint)
 

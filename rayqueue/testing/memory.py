@@ -106,15 +106,15 @@ class MemoryQueue(RayQueue):
 
         def change(cluster: MemoryCluster) -> str:
             (group,) = cluster.partitions(topic, partition)
-            led = group.nodes.index(group.leader) if group.leader is not None else -1
-            group.change_leader(group.nodes[(led + 1) % len(group.nodes)])
+            led = group.replica_ids.index(group.leader) if group.leader is not None else -1
+            group.change_leader(group.replica_ids[(led + 1) % len(group.replica_ids)])
             return str(group.leader)
 
         return self._do(change)
 
     def change_coordinator(self) -> None:
         """Let the coordinator lead anew: it knows what is in its log, and nobody's session."""
-        self._do(lambda cluster: cluster.coordinator.change_leader(cluster.coordinator.nodes[0]))
+        self._do(lambda cluster: cluster.coordinator.change_leader(cluster.coordinator.replica_ids[0]))
 
     @contextmanager
     def without_leader(self, topic: str, partition: int | None = None) -> Iterator[None]:
@@ -122,7 +122,7 @@ class MemoryQueue(RayQueue):
 
         def set_leader(cluster: MemoryCluster, led: bool) -> None:
             for group in cluster.partitions(topic, partition):
-                group.change_leader(group.nodes[0] if led else None)
+                group.change_leader(group.replica_ids[0] if led else None)
 
         self._do(lambda cluster: set_leader(cluster, False))
         try:

@@ -91,21 +91,21 @@ class MemoryCluster(ClusterDirectory):
         return self._group(group_id).endpoint(replica_id)
 
     async def coordinators(self) -> tuple[str, ...]:
-        return self.coordinator.nodes
+        return self.coordinator.replica_ids
 
     async def open(self, endpoint: Endpoint, settings: Settings) -> Channel:
         for group in (self.coordinator, *self._partitions.values()):
             if group.port == endpoint.port:
                 return await group.connect(endpoint, settings)
-        raise OutcomeUnknownError(f"{endpoint.node} does not serve any more", node=endpoint.node)
+        raise OutcomeUnknownError(f"{endpoint.replica_id} does not serve any more", replica_id=endpoint.replica_id)
 
     async def statuses(self, replicas: Iterable[ReplicaName]) -> dict[ReplicaName, Any]:
         found: dict[ReplicaName, Any] = {}
-        for group_id, node in replicas:
+        for group_id, replica_id in replicas:
             try:
-                found[group_id, node] = self._group(group_id).status_of(ReplicaId(node))
+                found[group_id, replica_id] = self._group(group_id).status_of(ReplicaId(replica_id))
             except OutcomeUnknownError as error:
-                found[group_id, node] = error
+                found[group_id, replica_id] = error
         return found
 
     def _group(self, group_id: str) -> MemoryGroup:
@@ -121,19 +121,19 @@ class MemoryCluster(ClusterDirectory):
         wanted: dict[str, tuple[TopicInfo, tuple[str, ...]]] = {}
         for info in self.machine.topics.values():
             for partition in info.partitions:
-                wanted[partition.group_id] = info, tuple(replica.node for replica in partition.replicas)
+                wanted[partition.group_id] = info, tuple(replica.replica_id for replica in partition.replicas)
         for group_id in self._partitions.keys() - wanted.keys():
             self._partitions.pop(group_id).close()
-        for group_id, (info, nodes) in wanted.items():
+        for group_id, (info, replica_ids) in wanted.items():
             told = PartitionSettings.of(info.settings, info.version)
             if group_id in self._partitions:
                 self._partitions[group_id].configure(told)
             else:
-                self._partitions[group_id] = MemoryPartition(group_id, nodes, told, self._settings)
+                self._partitions[group_id] = MemoryPartition(group_id, replica_ids, told, self._settings)
         if self.machine.unmade:
-            self._change(ReplicasMade(tuple((key.group_id, key.node) for key in self.machine.unmade)))
+            self._change(ReplicasMade(tuple((key.group_id, key.replica_id) for key in self.machine.unmade)))
         if self.machine.doomed:
-            self._change(ReplicasRemoved(tuple((key.group_id, key.node) for key in self.machine.doomed)))
+            self._change(ReplicasRemoved(tuple((key.group_id, key.replica_id) for key in self.machine.doomed)))
 
     def settle_transactions(self) -> None:
         """What partitions ask of the coordinator, and it of them, about transactions that nobody ends."""

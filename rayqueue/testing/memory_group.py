@@ -60,15 +60,15 @@ class Fault:
 class MemoryGroup:
     """A group with a log. ``serve_with`` says what its clients may ask."""
 
-    def __init__(self, group_id: str, nodes: Iterable[str], schema: Schema, settings: Settings) -> None:
+    def __init__(self, group_id: str, replica_ids: Iterable[str], schema: Schema, settings: Settings) -> None:
         self.group_id = GroupId(group_id)
-        self.nodes = tuple(map(ReplicaId, nodes))
-        self.members = ReplicaSet.of(self.nodes)
-        self.leader: ReplicaId | None = self.nodes[0]
+        self.replica_ids = tuple(map(ReplicaId, replica_ids))
+        self.members = ReplicaSet.of(self.replica_ids)
+        self.leader: ReplicaId | None = self.replica_ids[0]
         self.term = Term(1)
         self.port = next(_ports)
         self.faults: list[Fault] = []
-        self.store = MemoryStore(self.group_id, self.nodes[0], schema)
+        self.store = MemoryStore(self.group_id, self.replica_ids[0], schema)
         self.max_frame_bytes = settings.log.max_batch_bytes + _FRAME_SLACK_BYTES
         self._loop = asyncio.get_running_loop()
         self._token = secrets.token_bytes(hello.TOKEN_BYTES)
@@ -91,8 +91,8 @@ class MemoryGroup:
 
     # -- for the directory, and for tests ------------------------------------------------------
 
-    def endpoint(self, node: ReplicaId) -> Endpoint:
-        return Endpoint("memory", self.port, self._token, node, self.leader, self.term)
+    def endpoint(self, replica_id: ReplicaId) -> Endpoint:
+        return Endpoint("memory", self.port, self._token, replica_id, self.leader, self.term)
 
     async def connect(self, endpoint: Endpoint, settings: Settings) -> Channel:
         """A real channel, whose bytes come here."""
@@ -135,13 +135,13 @@ class MemoryGroup:
         self.disconnect()
         self.store.close()
 
-    def status_of(self, node: ReplicaId) -> Status:
+    def status_of(self, replica_id: ReplicaId) -> Status:
         start, end = self._service.bounds()
         applied = Index(self._index)
         return Status(
             group_id=self.group_id,
-            replica_id=node,
-            role="leader" if node == self.leader else "follower",
+            replica_id=replica_id,
+            role="leader" if replica_id == self.leader else "follower",
             leader=self.leader,
             term=self.term,
             start_offset=start,
@@ -150,7 +150,7 @@ class MemoryGroup:
             last_index=applied,
             commit=applied,
             applied=applied,
-            voters=self.nodes,
+            voters=self.replica_ids,
             learners=(),
             address=("memory", self.port),
             size_bytes=self.store.size_bytes(),
@@ -169,7 +169,7 @@ class MemoryGroup:
             self._held.append((connection, frame._replace(body=memoryview(bytes(frame.body)))))
             return
         number, waits = connection.number, None if frame.kind == Kind.APPEND_UNACKED else frame.request
-        self._asked = connection.node
+        self._asked = connection.replica_id
         try:
             fault = self._next_fault(frame)
             if fault is None:
@@ -230,7 +230,7 @@ class MemoryGroup:
     @property
     def replica_id(self) -> ReplicaId:
         """The one that is asked now."""
-        return self._asked or self.leader or self.nodes[0]
+        return self._asked or self.leader or self.replica_ids[0]
 
     @property
     def is_leader(self) -> bool:
@@ -272,8 +272,8 @@ class MemoryGroup:
         self.apply(payload)
 
     def hand_over(self, target: ReplicaId, answer: Callable[[Any], None]) -> None:
-        if target not in self.nodes:
-            answer(MembershipError(f"{target} cannot take over: it is not another voter", node=target))
+        if target not in self.replica_ids:
+            answer(MembershipError(f"{target} cannot take over: it is not another voter", replica_id=target))
             return
         self.change_leader(target)
         answer(None)
@@ -351,8 +351,10 @@ class MemoryGroup:
 class MemoryPartition(MemoryGroup):
     """A partition's group: the real state machine, admission, tail and service."""
 
-    def __init__(self, group_id: str, nodes: Iterable[str], partition: PartitionSettings, settings: Settings) -> None:
-        super().__init__(group_id, nodes, PARTITION, settings)
+    def __init__(
+        self, group_id: str, replica_ids: Iterable[str], partition: PartitionSettings, settings: Settings
+    ) -> None:
+        super().__init__(group_id, replica_ids, PARTITION, settings)
         self.partition = Partition(self.store, partition)
         this: Any = self
         service = PartitionService(this, self.partition, settings)
@@ -378,7 +380,7 @@ class _Connection(asyncio.Transport):
     def __init__(self, group: MemoryGroup, channel: Channel, number: int) -> None:
         super().__init__()
         self.number = number
-        self.node = channel.endpoint.node
+        self.replica_id = channel.endpoint.replica_id
         self._group = group
         self._channel = channel
         self._loop = asyncio.get_running_loop()

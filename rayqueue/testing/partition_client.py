@@ -46,23 +46,25 @@ class PartitionClient:
     that this may help; a batch without a producer id is not repeated if it may have been written.
     """
 
-    def __init__(self, group_id: str, nodes: Iterable[ReplicaId], directory: Directory, settings: Settings) -> None:
+    def __init__(
+        self, group_id: str, replica_ids: Iterable[ReplicaId], directory: Directory, settings: Settings
+    ) -> None:
         self._group_id = group_id
         self._directory = directory
         self._settings = settings
         self._rng = Random()  # noqa: S311  # jitter
         self._io = IoThread.shared()
-        self._connect(nodes)
+        self._connect(replica_ids)
 
-    def _connect(self, nodes: Iterable[ReplicaId]) -> None:
-        nodes = tuple(nodes)
-        self._route = GroupRoute(self._group_id, nodes, self._directory, self._settings)
-        self._replicas = Replicas(self._group_id, nodes, self._directory, self._settings)
+    def _connect(self, replica_ids: Iterable[ReplicaId]) -> None:
+        replica_ids = tuple(replica_ids)
+        self._route = GroupRoute(self._group_id, replica_ids, self._directory, self._settings)
+        self._replicas = Replicas(self._group_id, replica_ids, self._directory, self._settings)
 
-    def set_replicas(self, nodes: Iterable[ReplicaId]) -> None:
+    def set_replicas(self, replica_ids: Iterable[ReplicaId]) -> None:
         """The group consists of others now. Who is told that the old route is closed finds the new one."""
         old = self._route, self._replicas
-        self._connect(nodes)
+        self._connect(replica_ids)
         self._hang_up(*old)
 
     def close(self) -> None:
@@ -152,8 +154,8 @@ class PartitionClient:
 
         return self._io.call(in_time())
 
-    async def _at(self, node: ReplicaId, ask: Callable[[Channel], Awaitable[_T]]) -> _T:
-        return await ask(await self._replicas.channel(node))
+    async def _at(self, replica_id: ReplicaId, ask: Callable[[Channel], Awaitable[_T]]) -> _T:
+        return await ask(await self._replicas.channel(replica_id))
 
     async def _led(self, ask: Callable[[Channel], Awaitable[_T]], timeout_s: float, *, idempotent: bool = True) -> _T:
         async def attempt(route: GroupRoute) -> _T:

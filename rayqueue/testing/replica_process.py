@@ -89,7 +89,7 @@ class ReplicaServer:
         answer(self._replica.status)
 
     def on_set_peers(self, answer: Answer, *, peers: Mapping[ReplicaId, tuple[str, int]]) -> None:
-        self.replica.set_peers({node: (host, port) for node, (host, port) in peers.items()})
+        self.replica.set_peers({replica_id: (host, port) for replica_id, (host, port) in peers.items()})
         answer(None)
 
     def on_inspect(self, answer: Answer) -> None:
@@ -105,11 +105,11 @@ class ReplicaServer:
     def on_setup_report(self, answer: Answer) -> None:
         answer(None if self._setup_report is None else self._setup_report())
 
-    def on_change_members(self, answer: Answer, *, change: str, node: ReplicaId) -> None:
+    def on_change_members(self, answer: Answer, *, change: str, replica_id: ReplicaId) -> None:
         changed: Callable[[ReplicaSet], ReplicaSet] = {
-            "add_learner": lambda members: members.with_learner(node),
-            "promote": lambda members: members.with_voter(node),
-            "remove": lambda members: members.without(node),
+            "add_learner": lambda members: members.with_learner(replica_id),
+            "promote": lambda members: members.with_voter(replica_id),
+            "remove": lambda members: members.without(replica_id),
         }[change]
         self.replica.change_members(changed, answer)
 

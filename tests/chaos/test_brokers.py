@@ -24,7 +24,7 @@ BROKERS = ("b1", "b2", "b3")
 
 
 def replica_on(partition: PartitionInfo, broker: str) -> Any:
-    node = next(replica.node for replica in partition.replicas if replica.broker == broker)
+    node = next(replica.replica_id for replica in partition.replicas if replica.broker == broker)
     return ray.get_actor(actor_name(GroupId(partition.group_id), ReplicaId(node)), "rayqueue")
 
 

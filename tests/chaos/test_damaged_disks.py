@@ -47,7 +47,7 @@ def test_a_flipped_bit_in_cold_data_and_a_restored_disk_beside_a_killed_leader(t
         wait_for(lambda: whole(rq), "the topic", PATIENCE_S)
 
         def cold_nodes() -> dict[str, str]:
-            return {each.node: each.role for each in rq.topic("cold").partitions[0].replicas}
+            return {each.replica_id: each.role for each in rq.topic("cold").partitions[0].replicas}
 
         with traffic(rq) as sending:
             # One bit flips on the disk of a follower, in what nobody reads.
@@ -62,14 +62,14 @@ def test_a_flipped_bit_in_cold_data_and_a_restored_disk_beside_a_killed_leader(t
             wait_for(lambda: rq.topic("cold").partitions[0].in_sync == 3, "the new one to be in sync", PATIENCE_S)
 
             # A follower's disk is replaced by an older copy, and its leader is killed at the same time.
-            victim = next(each.node for each in only(rq).replicas if each.role == "follower")
+            victim = next(each.replica_id for each in only(rq).replicas if each.role == "follower")
             with killed(tmp_path, group_of(rq), victim) as path:
                 copy = path.with_name("copy")
                 shutil.copytree(path, copy)
             acked = len(sending.acked)
             wait_for(lambda: len(sending.acked) > acked + 200, "records that the copy does not have", PATIENCE_S)
             wait_for(lambda: whole(rq), "it to have them", PATIENCE_S)
-            leader = next(each.node for each in only(rq).replicas if each.role == "leader")
+            leader = next(each.replica_id for each in only(rq).replicas if each.role == "leader")
             process = ray.get(ray.get_actor(actor_name(group_of(rq), ReplicaId(leader)), "rayqueue").process.remote())
             with killed(tmp_path, group_of(rq), victim) as path:
                 os.kill(process.pid, signal.SIGKILL)

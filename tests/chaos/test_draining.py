@@ -41,6 +41,7 @@ def test_a_node_that_ray_drains_hands_over_and_is_emptied(tmp_path: Path) -> Non
         with traffic(rq) as sending:
             wait_for(lambda: len(sending.acked) > 100, "some records", PATIENCE_S)
             drain(cluster.address, cluster.nodes["b4"].node_id)
+            wait_for(lambda: "b4" in {each.broker for each in rq.cluster().brokers if each.leaving}, "it", PATIENCE_S)
             wait_for(lambda: leaders(rq)["b4"] == 0 and None not in leaders(rq), "other leaders", PATIENCE_S)
             wait_for(lambda: all(len(each - {"b4"}) == 3 for each in held(rq)), "other copies", PATIENCE_S)
             wait_for(lambda: not rq.cluster().moves, "the moves", PATIENCE_S)
@@ -48,4 +49,5 @@ def test_a_node_that_ray_drains_hands_over_and_is_emptied(tmp_path: Path) -> Non
             before = len(sending.acked)
             wait_for(lambda: len(sending.acked) > before + 100, "acknowledgements", PATIENCE_S)
         check_history(rq, sending.acked)
+        assert ("node_draining", "b4") in {(each.kind, each.subject) for each in rq.events()}
         rq.shutdown()

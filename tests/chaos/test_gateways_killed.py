@@ -11,16 +11,22 @@ import signal
 import threading
 import time
 from collections.abc import Callable
-from itertools import count
+from itertools import count, cycle
 from pathlib import Path
 from typing import Any
 
+import grpc
 import httpx
 import pytest
+from google.rpc import error_details_pb2
+from grpc_status import rpc_status
 
 import rayqueue
 from rayqueue.config import GatewaySettings
 from rayqueue.gateway import fleet
+from rayqueue.gateway.rpc.v1 import common_pb2
+from rayqueue.gateway.rpc.v1 import records_pb2 as pb
+from rayqueue.gateway.rpc.v1.records_pb2_grpc import RecordServiceStub
 from rayqueue.testing import faults, wait_for
 from tests.integration.ray_clusters import ray_cluster
 
@@ -43,6 +49,9 @@ class Caller:
         self.stopping = threading.Event()
         self.refused: list[str] = []
         self.done: list[str] = []
+        self.seen: set[str] = set()
+        """What it was given. An acknowledgement whose answer died with its gateway may have counted, and is not in
+        ``done``."""
         self._thread = threading.Thread(target=self._run, args=(work,), daemon=True)
         self._thread.start()
 
@@ -102,6 +111,64 @@ def putter() -> Callable[[Caller], None]:
     return put
 
 
+class RpcCaller:
+    """The same over gRPC: a thread that appends with an idempotency key, and repeats what may be repeated."""
+
+    def __init__(self, addresses: list[str]) -> None:
+        self.done: list[str] = []
+        self.refused: list[str] = []
+        self.stopping = threading.Event()
+        options = [("grpc.initial_reconnect_backoff_ms", 50), ("grpc.max_reconnect_backoff_ms", 200)]
+        self._channels = [grpc.insecure_channel(each, options=options) for each in addresses]
+        kind: Any = RecordServiceStub
+        self._stubs = [kind(each) for each in self._channels]
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        for number in count():
+            if self.stopping.is_set():
+                return
+            self._append(f"r{number}")
+            time.sleep(0.01)
+
+    def _append(self, text: str) -> None:
+        new = common_pb2.NewRecord(value=text.encode())
+        request = pb.AppendRequest(topic="calls", records=[new], idempotency_key=text)
+        for stub in cycle(self._stubs):
+            try:
+                stub.Append(request, timeout=10)
+            except grpc.RpcError as error:
+                told = _told(error)
+                if told is not None and told.get("retriable") != "true":
+                    self.refused.append(f"{text}: {error}")
+                    return
+                if self.stopping.is_set():
+                    return
+                time.sleep(0.05)
+            else:
+                self.done.append(text)
+                return
+
+    def stop(self) -> None:
+        self.stopping.set()
+        self._thread.join(60)
+        assert not self._thread.is_alive()
+        for each in self._channels:
+            each.close()
+
+
+def _told(error: Any) -> dict[str, str] | None:
+    """What the gateway says of the error; None if it is the connection's, or the deadline's."""
+    if error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED):
+        return None
+    status = rpc_status.from_call(error)
+    info = error_details_pb2.ErrorInfo()
+    if status is None or not status.details or not status.details[0].Unpack(info):
+        return {"retriable": "false"}
+    return dict(info.metadata)
+
+
 def reader() -> Callable[[Caller], None]:
     """At least once: what was read is done when it is acknowledged; a session that is gone is opened anew."""
     session: list[str] = []
@@ -118,6 +185,7 @@ def reader() -> Callable[[Caller], None]:
             return
         acked = None
         if found is not None:
+            caller.seen |= {each["text"] for each in found["records"]}
             places = [{name: each[name] for name in _PLACE} for each in found["records"]]
             acked = caller.ask("POST", f"{path}/ack", gone=(400, 409, 410, 421), json={"records": places})
         if acked is None:
@@ -134,6 +202,7 @@ def worker() -> Callable[[Caller], None]:
         found = caller.ask("POST", "/v1/queues/tasks/jobs/lease", params=params)
         jobs = found["jobs"] if found else []
         if jobs:
+            caller.seen |= {each["text"] for each in jobs}
             leases = [each["lease"] for each in jobs]
             # 409: the leases have ended while nobody answered, and others were given the jobs.
             told = caller.ask("POST", "/v1/queues/tasks/ack", gone=(409,), json={"leases": leases})
@@ -147,11 +216,13 @@ def test_a_gateway_a_leader_and_a_node_are_killed_under_callers(tmp_path: Path) 
     with ray_cluster("b1", "b2", "b3") as cluster:
         rq = rayqueue.connect(data_dir=tmp_path)
         rq.create_topic("orders", partitions=2, replication=3)
+        rq.create_topic("calls", partitions=2, replication=3)
         tasks = rq.queue("tasks", replication=3, max_deliveries=None)
         gateways = fleet.start(rq, GatewaySettings(rest_port=0, grpc_port=0, session_timeout_ms=3000))
         urls = [each["rest"] for each in gateways]
         kinds = {"publisher": publisher(), "putter": putter(), "reader": reader(), "worker": worker()}
-        callers = {name: Caller(urls, work) for name, work in kinds.items()}
+        callers: dict[str, Any] = {name: Caller(urls, work) for name, work in kinds.items()}
+        callers["rpc"] = RpcCaller([each["grpc"] for each in gateways])
 
         def go_on(what: str) -> None:
             before = {name: len(each.done) for name, each in callers.items()}
@@ -165,12 +236,12 @@ def test_a_gateway_a_leader_and_a_node_are_killed_under_callers(tmp_path: Path) 
         go_on("callers after the leaders' death")
         cluster.kill("b3")
         go_on("callers after a node's death")
-        for name in ("publisher", "putter"):
+        for name in ("publisher", "putter", "rpc"):
             callers[name].stop()
 
         def all_done() -> bool:
-            read, worked = set(callers["reader"].done), set(callers["worker"].done)
-            return set(callers["publisher"].done) <= read and set(callers["putter"].done) <= worked
+            read, worked = callers["reader"].seen, callers["worker"].seen
+            return bool(set(callers["publisher"].done) <= read and set(callers["putter"].done) <= worked)
 
         wait_for(all_done, "all that was acknowledged to be read and worked on", 90)
         wait_for(lambda: tasks.size().ready + tasks.size().leased == 0, "the queue to be empty", 60)
@@ -180,4 +251,13 @@ def test_a_gateway_a_leader_and_a_node_are_killed_under_callers(tmp_path: Path) 
         # An acknowledged ack never comes back: each job was done once, though its gateway, leader and node died.
         worked = callers["worker"].done
         assert len(worked) == len(set(worked))
+        with rq.consumer("calls") as consumer:
+            found: list[str] = []
+
+            def read_all() -> bool:
+                found.extend((each.value or b"").decode() for each in consumer.poll(max_records=10_000, timeout_ms=500))
+                return set(callers["rpc"].done) <= set(found) and not any(consumer.lag().values())
+
+            wait_for(read_all, "all that was acknowledged over gRPC", 60)
+        assert len(found) == len(set(found)), "an idempotency key was written twice"
         fleet.stop(rq)

@@ -10,6 +10,7 @@ import os
 import signal
 import time
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 import rayqueue
 from rayqueue.client.handle import RayQueue
-from rayqueue.errors import LeaseLostError, RayQueueError
+from rayqueue.errors import LeaseLostError, NotLeaderError, RayQueueError
 from tests.integration.consumers import leader_pid
 from tests.integration.ray_clusters import ray_cluster
 
@@ -41,6 +42,7 @@ class Worker:
         self._effects = (Path(notes) / f"{name}.effects").open("a")
         self._acks = (Path(notes) / f"{name}.acks").open("a")
         self._unknown = (Path(notes) / f"{name}.unknown").open("a")
+        (Path(notes) / f"{name}.node").write_text(ray.get_runtime_context().get_node_id())
 
     def run(self) -> None:
         while True:
@@ -131,13 +133,14 @@ def test_every_job_is_done_and_acknowledged_once(tmp_path: Path) -> None:
 
         def until(most: float, what: str) -> None:
             """Until so many are left at most: for as long as they become fewer, however slow the machine is."""
-            seen, moved_s = left(), time.monotonic()
+            seen, moved_s = JOBS + 1, time.monotonic()
             while seen > most:
-                assert time.monotonic() - moved_s < STALLED_S, f"waited {STALLED_S} s for {what}: {queue.size()}"
+                assert time.monotonic() - moved_s < STALLED_S, f"waited {STALLED_S} s for {what}: {seen} were left"
                 time.sleep(0.2)
-                now = left()
-                if now < seen:
-                    seen, moved_s = now, time.monotonic()
+                with suppress(NotLeaderError):  # two of a partition's three replicas are down at a time
+                    now = left()
+                    if now < seen:
+                        seen, moved_s = now, time.monotonic()
 
         for _ in range(WORKERS):
             hire()
@@ -146,13 +149,16 @@ def test_every_job_is_done_and_acknowledged_once(tmp_path: Path) -> None:
         hire()
         os.kill(leader_pid(rq, "work", 0), signal.SIGKILL)
         until(JOBS * 0.7, "work to go on without its leader")
+        doomed, leader = cluster.nodes["b3"].node_id, leader_pid(rq, "work", 1)
         cluster.kill("b3")
-        os.kill(leader_pid(rq, "work", 1), signal.SIGKILL)
+        with suppress(ProcessLookupError):  # it was there
+            os.kill(leader, signal.SIGKILL)
         ray.kill(workers[1])
         hire()
         hire()
         until(0, "all to be done")
 
+        killed = KILLED + sum(each.read_text() == doomed for each in notes.glob("*.node"))
         poison = set(range(0, JOBS, POISON_EVERY))
         good = set(range(JOBS)) - poison
 
@@ -161,15 +167,15 @@ def test_every_job_is_done_and_acknowledged_once(tmp_path: Path) -> None:
             return good - set(_noted(notes, "acks")) - set(_noted(notes, "unknown"))
 
         deadline_s = time.monotonic() + 10
-        while len(unheard()) > KILLED and time.monotonic() < deadline_s:
+        while len(unheard()) > killed and time.monotonic() < deadline_s:
             time.sleep(0.1)  # the last notes are written after the last acknowledgements
         effects, acks = _noted(notes, "effects"), _noted(notes, "acks")
         dead = {each.value: each for each in queue.dead.list(JOBS)}
         print(f"{JOBS} jobs: {effects.total()} effects, {acks.total()} acks told, {len(dead)} dead")
         assert set(effects) == good
         assert set(acks.values()) == {1}
-        assert len(unheard()) <= KILLED, unheard()  # a worker acknowledges one job at a time
+        assert len(unheard()) <= killed, unheard()  # a worker acknowledges one job at a time
         assert set(dead) == poison
         assert {each.deliveries for each in dead.values()} == {MAX_DELIVERIES}
-        assert {each.reason for each in dead.values()} <= {"poison", "worker gone"}
+        assert {each.reason for each in dead.values()} <= {"poison", "worker gone", "lease expired"}
         assert sum(effects.values()) - len(effects) < JOBS / 2  # some twice, where workers were killed

@@ -24,7 +24,7 @@ BROKERS = ("b1", "b2", "b3")
 
 
 def replicas(rq: rayqueue.RayQueue) -> dict[str, str]:
-    return {each.node: each.broker for each in rq.topic("orders").partitions[0].replicas}
+    return {each.replica_id: each.broker for each in rq.topic("orders").partitions[0].replicas}
 
 
 def values(rq: rayqueue.RayQueue, count: int) -> list[bytes | None]:

@@ -146,26 +146,34 @@ def test_a_wiped_disk_is_rebuilt_and_a_lost_node_replaced_under_load(tmp_path: P
 
             # The disk of a follower is wiped under it.
             victim = next(each for each in only(rq).replicas if each.role == "follower")
-            path = wipe(tmp_path, group_of(rq), victim.node)
-            wait_for(lambda: victim.node not in {each.node for each in only(rq).replicas}, "a new one", PATIENCE_S)
+            path = wipe(tmp_path, group_of(rq), victim.replica_id)
+            wait_for(
+                lambda: victim.replica_id not in {each.replica_id for each in only(rq).replicas},
+                "a new one",
+                PATIENCE_S,
+            )
             wait_for(lambda: whole(rq), "the new replica to have it all", PATIENCE_S)
             assert victim.broker in brokers(rq), "its broker is well, so the new one is there"
             assert not path.exists()
 
             # A follower comes back with an older copy of its disk: it lacks what it has acknowledged.
             victim = next(each for each in only(rq).replicas if each.role == "follower")
-            with killed(tmp_path, group_of(rq), victim.node) as path:
+            with killed(tmp_path, group_of(rq), victim.replica_id) as path:
                 copy = path.with_name("copy")
                 shutil.copytree(path, copy)
             wait_for(lambda: whole(rq), "it to be back", PATIENCE_S)
             acked = len(sending.acked)
             wait_for(lambda: len(sending.acked) > acked + 200, "records that the copy does not have", PATIENCE_S)
             wait_for(lambda: whole(rq), "it to have them", PATIENCE_S)
-            with killed(tmp_path, group_of(rq), victim.node) as path:
+            with killed(tmp_path, group_of(rq), victim.replica_id) as path:
                 path.rename(path.with_name("newer"))
                 copy.rename(path)
             shutil.rmtree(path.with_name("newer"))
-            wait_for(lambda: victim.node not in {each.node for each in only(rq).replicas}, "a new one", PATIENCE_S)
+            wait_for(
+                lambda: victim.replica_id not in {each.replica_id for each in only(rq).replicas},
+                "a new one",
+                PATIENCE_S,
+            )
             wait_for(lambda: whole(rq), "the new replica to have it all", PATIENCE_S)
 
             # And that of a coordinator.
@@ -199,9 +207,9 @@ def test_a_wiped_disk_is_rebuilt_and_a_lost_node_replaced_under_load(tmp_path: P
             cluster.add(gone)
             leftover = [path for path in tmp_path.rglob(f"{group_of(rq)}/*") if path.is_dir()]
             assert leftover
-            in_service = {each.node for each in only(rq).replicas}
+            in_service = {each.replica_id for each in only(rq).replicas}
             wait_for(
-                lambda: {each.node for each in only(rq).replicas} != in_service and whole(rq),
+                lambda: {each.replica_id for each in only(rq).replicas} != in_service and whole(rq),
                 "the second one's replica on the first one's broker",
                 PATIENCE_S,
             )

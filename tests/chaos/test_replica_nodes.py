@@ -46,9 +46,9 @@ def test_group_outlives_a_node(cluster: Any, tmp_path: Path) -> None:
     workers = {node.node_id: node for node in cluster.worker_nodes}
     places = [cluster.head_node.node_id, *workers]
     with ActorGroup("nodes-0", actor_settings(data_dir=tmp_path), ray_node_ids=places) as group:
-        assert [group.process(node).ray_node_id for node in group.nodes] == places
+        assert [group.process(node).ray_node_id for node in group.replica_ids] == places
         # The node that dies must not be the driver's.
-        doomed = group.nodes[1]
+        doomed = group.replica_ids[1]
         if group.leader() != doomed:
             group.transfer_leadership(doomed)
             wait_for(lambda: group.leader() == doomed, f"{doomed} to lead")

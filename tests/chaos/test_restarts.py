@@ -59,7 +59,7 @@ def test_a_rolling_restart_under_load_loses_nothing_and_leaves_nobody_without_a_
 
             # SIGTERM is a planned stop, too: whoever leads hands over before its process ends.
             leader = next(each for each in rq.topic("orders").partitions[0].replicas if each.role == "leader")
-            name = next(name for name in processes() if name.endswith(f"/{leader.node}") and "/orders-0." in name)
+            name = next(name for name in processes() if name.endswith(f"/{leader.replica_id}") and "/orders-0." in name)
             term = rq.topic("orders").partitions[0].term
             began_s = time.monotonic()
             os.kill(processes()[name], signal.SIGTERM)

@@ -21,6 +21,7 @@ from rayqueue.bridge.places import EARLIEST, LATEST, Places
 from rayqueue.bridge.scan import read
 from rayqueue.client.handle import RayQueue
 from rayqueue.client.producer.producer import Producer
+from rayqueue.net.scan import ScanSettings
 from rayqueue.testing import wait_for
 from tests.integration.consumers import running_queue
 from tests.integration.sparks import need_java
@@ -65,13 +66,13 @@ def start(rq: RayQueue, home: Path, how: str) -> subprocess.Popen[str]:
 
 
 def count(rq: RayQueue, topic: str) -> int:
-    return sum(map(len, Lookup(rq).ranges([topic], Places(EARLIEST), Places(LATEST))))
+    return sum(values(rq, topic).values())
 
 
 def values(rq: RayQueue, topic: str) -> Counter[bytes]:
     found: Counter[bytes] = Counter()
-    for each in Lookup(rq).ranges([topic], Places(EARLIEST), Places(LATEST)):
-        for batch in read(rq, each, ("value",)):
+    for each in Lookup(rq, committed=True).ranges([topic], Places(EARLIEST), Places(LATEST)):
+        for batch in read(rq, each, ("value",), ScanSettings(committed=True)):
             found.update(batch.column(0).to_pylist())
     return found
 

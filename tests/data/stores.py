@@ -179,7 +179,10 @@ def _plain(contents: dict[str, Any]) -> dict[str, Any]:
 def _named(value: Any) -> Any:
     """With its fields' names, so that one that a later release adds can be told from a value."""
     if isinstance(value, msgspec.Struct):
-        return {name: _named(getattr(value, name)) for name in value.__struct_fields__}
+        named = {name: _named(getattr(value, name)) for name in value.__struct_fields__}
+        if "replica_id" in named:
+            named["node"] = named["replica_id"]  # as it was called when the first ones were written
+        return named
     if isinstance(value, Mapping):
         return {str(key): _named(each) for key, each in value.items()}
     return [_named(each) for each in value] if isinstance(value, list | tuple) else value

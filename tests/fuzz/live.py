@@ -63,7 +63,7 @@ def attack(seconds: float, seed: int) -> LiveReport:
 
 def _attack(group: ProcessGroup, seconds: float, seed: int, report: LiveReport) -> None:
     leader = group.leader()
-    endpoints = [group.endpoint(node) for node in (leader, *(node for node in group.nodes if node != leader))]
+    endpoints = [group.endpoint(node) for node in (leader, *(node for node in group.replica_ids if node != leader))]
     before, memory_mb = group.status(leader), _memory_mb(group.pid(leader))
     alone = asyncio.run(_behave(endpoints[0], min(2.0, seconds / 2), report))
     report.alone_p99_ms = _p99(alone)

@@ -69,16 +69,16 @@ class ActorGroup:
     ) -> None:
         self.group_id = GroupId(group_id)
         self.settings = settings
-        self.nodes = tuple(ReplicaId(f"n{number}") for number in range(1, replicas + 1))
+        self.replica_ids = tuple(ReplicaId(f"n{number}") for number in range(1, replicas + 1))
         self.directory = RayDirectory(settings.namespace)
-        self.client = PartitionClient(group_id, self.nodes, self.directory, settings)
-        for node, place in zip(self.nodes, ray_node_ids, strict=False):
+        self.client = PartitionClient(group_id, self.replica_ids, self.directory, settings)
+        for node, place in zip(self.replica_ids, ray_node_ids, strict=False):
             spec = PartitionSpec(
                 self.group_id,
                 node,
                 settings,
                 create=create,
-                voters=self.nodes,
+                voters=self.replica_ids,
                 partition=partition or PartitionSettings(),
             )
             start_actor(spec, ray_node_id=place)
@@ -89,12 +89,12 @@ class ActorGroup:
 
     def __exit__(self, *_: object) -> None:
         self.client.close()
-        handles = [self.handle(node) for node in self.nodes if self._is_named(node)]
+        handles = [self.handle(node) for node in self.replica_ids if self._is_named(node)]
         ray.wait([handle.close.remote() for handle in handles], num_returns=len(handles), timeout=15)
         for handle in handles:
             ray.kill(handle, no_restart=True)
         # Ray forgets their names a little later, and until then refuses them to others.
-        wait_for(lambda: not any(map(self._is_named, self.nodes)), "their names to be free", 30.0)
+        wait_for(lambda: not any(map(self._is_named, self.replica_ids)), "their names to be free", 30.0)
 
     def _is_named(self, node: ReplicaId) -> bool:
         try:
@@ -108,11 +108,11 @@ class ActorGroup:
 
     def route(self) -> GroupRoute:
         """A route of its own."""
-        return GroupRoute(self.group_id, self.nodes, self.directory, self.settings)
+        return GroupRoute(self.group_id, self.replica_ids, self.directory, self.settings)
 
     def statuses(self) -> dict[ReplicaId, Status]:
         """Of all that answer."""
-        asked = {node: self.handle(node).status.remote() for node in self.nodes if self._is_named(node)}
+        asked = {node: self.handle(node).status.remote() for node in self.replica_ids if self._is_named(node)}
         ray.wait(list(asked.values()), num_returns=len(asked), timeout=_STATUS_S)
         found: dict[ReplicaId, Status] = {}
         for node, ref in asked.items():
@@ -139,7 +139,7 @@ class ActorGroup:
 
     def followers(self) -> list[ReplicaId]:
         leader = self.leader()
-        return [node for node in self.nodes if node != leader]
+        return [node for node in self.replica_ids if node != leader]
 
     def transfer_leadership(self, target: ReplicaId) -> None:
         if (leader := self.leader()) != target:

@@ -146,5 +146,5 @@ def coordinator_pid(rq: RayQueue) -> int:
 
 def _pid_of_leader(rq: RayQueue, route: Any) -> int:
     channel = rq.io.call(route.leader())
-    handle: Any = ray.get_actor(actor_name(route.group_id, channel.endpoint.node), rq.namespace)
+    handle: Any = ray.get_actor(actor_name(route.group_id, channel.endpoint.replica_id), rq.namespace)
     return int(ray.get(handle.process.remote(), timeout=30).pid)

@@ -175,11 +175,11 @@ def test_the_leader_is_killed_while_clients_write_and_read(group: ActorGroup, ro
     for _ in range(2):
         for client in clients:
             client.wait_for(30)
-        node = run(route.leader()).endpoint.node
+        node = run(route.leader()).endpoint.replica_id
         group.kill(node)
         for client in clients:
             client.wait_for(30)
-        assert run(route.leader()).endpoint.node != node
+        assert run(route.leader()).endpoint.replica_id != node
         wait_for(lambda: len(group.statuses()) == 3, "Ray to start it again", TIMEOUT_S)
     for client in clients:
         client.stop()
@@ -189,7 +189,7 @@ def test_the_leader_is_killed_while_clients_write_and_read(group: ActorGroup, ro
 def test_all_are_killed_at_once(group: ActorGroup, route: GroupRoute) -> None:
     client = Client(route)
     client.wait_for(30)
-    group.kill(*group.nodes)
+    group.kill(*group.replica_ids)
     client.wait_for(30)
     client.stop()
     check(group, client)
@@ -200,11 +200,11 @@ def test_a_leader_that_is_stopped_is_left(group: ActorGroup, route: GroupRoute) 
     client = Client(route)
     client.wait_for(30)
     channel: Channel = run(route.leader())
-    pid = group.process(channel.endpoint.node).pid
+    pid = group.process(channel.endpoint.replica_id).pid
     os.kill(pid, signal.SIGSTOP)
     try:
         client.wait_for(30)
-        assert run(route.leader()).endpoint.node != channel.endpoint.node
+        assert run(route.leader()).endpoint.replica_id != channel.endpoint.replica_id
         assert channel.closed
     finally:
         os.kill(pid, signal.SIGCONT)
@@ -216,11 +216,11 @@ def test_leadership_that_moves_is_followed(group: ActorGroup, route: GroupRoute)
     client = Client(route)
     for _ in range(3):
         client.wait_for(20)
-        leader = run(route.leader()).endpoint.node
-        target = next(node for node in group.nodes if node != leader)
+        leader = run(route.leader()).endpoint.replica_id
+        target = next(node for node in group.replica_ids if node != leader)
         group.transfer_leadership(target)
         client.wait_for(20)
-        wait_for(lambda target=target: run(route.leader()).endpoint.node == target, f"the way to {target}")  # type: ignore[misc]
+        wait_for(lambda target=target: run(route.leader()).endpoint.replica_id == target, f"the way to {target}")  # type: ignore[misc]
     client.stop()
     check(group, client)
 
@@ -231,12 +231,12 @@ def test_calls_find_their_way(group: ActorGroup, route: GroupRoute) -> None:
         assert await route.call(commit) == calls.Position(0, {})
         channel = route.leader_channel
         assert channel is not None
-        os.kill(pid_of[channel.endpoint.node], signal.SIGKILL)
+        os.kill(pid_of[channel.endpoint.replica_id], signal.SIGKILL)
         assert await route.call(calls.GetPosition(group="g")) == calls.Position(0, {})
         reader = await route.any_replica(channel.endpoint.host)
         await reader.fetch(FetchRequest((Cursor(ANY_LANE, 0),), 100, 0, READ_FOLLOWER))
 
-    pid_of = {node: group.process(node).pid for node in group.nodes}
+    pid_of = {node: group.process(node).pid for node in group.replica_ids}
     run(scenario())
 
 
@@ -281,7 +281,7 @@ def test_from_a_task_and_from_an_async_actor(group: ActorGroup) -> None:
 
         return IoThread.shared().call(work(), TIMEOUT_S)
 
-    arguments = (group.group_id, group.nodes, group.settings)
+    arguments = (group.group_id, group.replica_ids, group.settings)
     first: Appended = ray.get(task.remote(*arguments, numbered(new_producer(), 0)))
     remote: Any = ray.remote(Elsewhere)
     actor = remote.remote()

@@ -133,7 +133,7 @@ def test_what_was_acknowledged_is_there_once_though_gateway_and_leader_are_kille
     load = Load(f"{gateway['rest']}/v1/topics/orders/records")
     wait_for(lambda: len(load.acknowledged) > 20, "some records", 60)
     leader = next(each for each in rq.topic("orders").partitions[0].replicas if each.role == "leader")
-    name = actor_name(GroupId(info.partitions[0].group_id), ReplicaId(leader.node))
+    name = actor_name(GroupId(info.partitions[0].group_id), ReplicaId(leader.replica_id))
     ray.kill(ray.get_actor(name, rq.namespace), no_restart=False)
     before = len(load.acknowledged)
     wait_for(lambda: len(load.acknowledged) > before + 20, "records after the leader's death", 60)
@@ -146,7 +146,7 @@ def test_what_was_acknowledged_is_there_once_though_gateway_and_leader_are_kille
     assert len(found) == len(set(found)), "an idempotency key was written twice"
     assert set(load.acknowledged) <= set(found)
     assert set(found) <= {*load.acknowledged, *load.unknown}
-    assert len(load.unknown) <= 2
+    assert len(load.unknown) <= 1, "only the one that was stopped: a key outlives its gateway"
 
 
 def test_a_member_over_rest_and_one_over_grpc_share_a_topic(rq: rayqueue.RayQueue, gateway: dict[str, Any]) -> None:

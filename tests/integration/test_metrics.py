@@ -76,7 +76,9 @@ def of_orders(samples: Samples, name: str, **tags: str) -> dict[str, float]:
     """By replica."""
     wanted = {"topic": "orders", "partition": "0", **tags}
     return {
-        found["node"]: value for found, value in samples.get(f"rayqueue_{name}", []) if wanted.items() <= found.items()
+        found["replica"]: value
+        for found, value in samples.get(f"rayqueue_{name}", [])
+        if wanted.items() <= found.items()
     }
 
 
@@ -123,7 +125,7 @@ def test_figures_are_exported_and_exact(rq: rayqueue.RayQueue) -> None:
             assert of_orders(now, name) == {"r1": 0, "r2": 0, "r3": 0}
         assert of_orders(now, "fsync_longest_seconds").keys() == {"r1", "r2", "r3"}
         coordinators = [tags for tags, value in now["rayqueue_leader"] if tags["topic"] == "coordinator" and value]
-        assert [tags["node"] for tags in coordinators] == ["c1"]
+        assert [tags["replica"] for tags in coordinators] == ["c1"]
         read(consumer, 60)
     lags = "lag_records"
     wait_for(lambda: not any(of_orders(scraped(), lags, group="billing").values()), "a lag of 0", timeout_s=30)
@@ -179,7 +181,7 @@ def titles(dashboard: str) -> set[str]:
 def roles(rq: rayqueue.RayQueue) -> dict[str, str]:
     """What the replicas say of themselves. To be asked is a call, after which Ray titles the process for a moment."""
     [partition] = rq.topic("orders").partitions
-    return {each.node: each.role for each in partition.replicas}
+    return {each.replica_id: each.role for each in partition.replicas}
 
 
 def test_a_process_is_called_by_its_replica_and_role(rq: rayqueue.RayQueue, dashboard: str) -> None:
@@ -192,6 +194,6 @@ def test_a_process_is_called_by_its_replica_and_role(rq: rayqueue.RayQueue, dash
 
     def succeeded() -> dict[str, str] | None:
         told = roles(rq)
-        return told if told[killed.node] == "follower" and "leader" in told.values() else None
+        return told if told[killed.replica_id] == "follower" and "leader" in told.values() else None
 
     called(wait_for(succeeded, "the next leader, and the former one as a follower", timeout_s=60))

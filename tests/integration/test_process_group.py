@@ -61,9 +61,9 @@ def followers(group: ProcessGroup) -> list[ReplicaId]:
 
 def read_what_is_left(group: ProcessGroup) -> list[list[Fetched]] | None:
     """Every replica's log from the first offset that all of them still have; None if one was trimmed meanwhile."""
-    start = max(group.status(node).start_offset for node in group.nodes)
+    start = max(group.status(node).start_offset for node in group.replica_ids)
     try:
-        return [group.client.read_log(start, via=node) for node in group.nodes]
+        return [group.client.read_log(start, via=node) for node in group.replica_ids]
     except OffsetOutOfRangeError:
         return None
 
@@ -179,7 +179,7 @@ def test_members_change_under_writes(group: ProcessGroup) -> None:
         added = group.add_learner()
         assert group.status(group.leader()).learners == (added,)
         group.promote(added)
-        assert group.status(group.leader()).voters == tuple(sorted([*group.nodes]))
+        assert group.status(group.leader()).voters == tuple(sorted([*group.replica_ids]))
         group.remove(leaving)
         with pytest.raises(MembershipError):
             group.remove(group.leader())
@@ -189,9 +189,9 @@ def test_members_change_under_writes(group: ProcessGroup) -> None:
         group.restart(added)
         wait_for_records(writer, 200)
     check_logs(group, writer)
-    assert len(group.nodes) == 2
+    assert len(group.replica_ids) == 2
     for status in group.statuses().values():
-        assert (status.voters, status.learners) == (tuple(group.nodes), ())
+        assert (status.voters, status.learners) == (tuple(group.replica_ids), ())
 
 
 def test_snapshot_for_a_replica_behind_the_log(tmp_path: Path) -> None:
@@ -275,7 +275,7 @@ def test_bad_input_is_refused_before_anything_is_written(group: ProcessGroup) ->
     good = numbered(1, 0)
     group.client.append(good)
     group.wait_for_offset(RECORDS_PER_BATCH)
-    before = {node: group.status(node).last_index for node in group.nodes}
+    before = {node: group.status(node).last_index for node in group.replica_ids}
 
     flipped = bytearray(good)
     flipped[-1] ^= 1
@@ -296,7 +296,7 @@ def test_bad_input_is_refused_before_anything_is_written(group: ProcessGroup) ->
     with pytest.raises(NotLeaderError) as caught:
         group.client.append(numbered(1, RECORDS_PER_BATCH), via=follower)
     assert caught.value.details["leader"] == leader
-    for node in group.nodes:
+    for node in group.replica_ids:
         with pytest.raises(InvalidOffsetError):
             group.client.fetch(2**63, via=node)
         with pytest.raises(InvalidInputError):
@@ -306,7 +306,7 @@ def test_bad_input_is_refused_before_anything_is_written(group: ProcessGroup) ->
         assert group.client.fetch(RECORDS_PER_BATCH, via=node).batches == []
     with pytest.raises(OffsetOutOfRangeError):
         group.client.fetch(RECORDS_PER_BATCH + 1)
-    assert {node: group.status(node).last_index for node in group.nodes} == before
+    assert {node: group.status(node).last_index for node in group.replica_ids} == before
     assert group.client.append(numbered(1, RECORDS_PER_BATCH)).base_offset == RECORDS_PER_BATCH
 
 

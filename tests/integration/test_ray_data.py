@@ -14,13 +14,13 @@ import ray
 pytest.importorskip("pandas", reason="Ray Data needs pandas: scripts/setup installs the extra 'spark'")
 
 import rayqueue
-from rayqueue.bridge.staging import SHARED
 from rayqueue.client.handle import RayQueue
 from rayqueue.data import TopicSink, follow_topic, read_topic, source
 from rayqueue.data.source import replica_nodes
 from rayqueue.errors import DataLossError, InvalidInputError
-from rayqueue.protocol.calls import GetBounds, GetGroups, GetPosition, Trim
+from rayqueue.protocol.calls import GetBounds, GetPosition, Trim
 from rayqueue.protocol.topics import TopicPartition
+from rayqueue.protocol.transactions import GetTransactions
 from tests.integration.ray_clusters import ray_cluster
 
 pytestmark = pytest.mark.timeout(400)
@@ -172,38 +172,68 @@ def test_what_retention_took(rq: RayQueue) -> None:
 
 
 def test_a_write_task_that_is_run_again_leaves_nothing(rq: RayQueue, tmp_path: Path) -> None:
-    """Each block's task dies after it has staged its rows, and is run again."""
+    """Each block's task dies after it has written its rows, and is run again."""
     rq.create_topic("written", partitions=2, replication=1)
     marks = str(tmp_path)
 
     class StumblingSink(TopicSink):
         def write(self, blocks: Any, ctx: Any) -> Any:
-            staged = super().write(blocks, ctx)
+            written = super().write(blocks, ctx)
             mark = Path(marks, f"task-{ctx.task_idx}")
             if not mark.exists():
                 mark.touch()
-                raise OSError("died after it staged")
-            return staged
+                raise OSError("died after it wrote")
+            return written
 
     table = pa.table({"value": [b"%06d %s" % (n, b"x" * 50) for n in range(6000)]})
     context = ray.data.DataContext.get_current()
-    context.retried_io_errors = [*context.retried_io_errors, "died after it staged"]
+    context.retried_io_errors = [*context.retried_io_errors, "died after it wrote"]
     dataset = ray.data.from_arrow([table.slice(0, 3000), table.slice(3000)])
     dataset.write_datasink(StumblingSink(rq, "written"), ray_remote_args={"max_retries": 3, "retry_exceptions": True})
     assert list(tmp_path.iterdir()), "no task died: this test tests nothing"
     assert values(rq, "written") == Counter(table.column("value").to_pylist())
-    staged = ask(rq, SHARED, 0, GetBounds())
-    assert 0 < staged.end == staged.start
+    ends = [ask(rq, "written", number, GetBounds()).end for number in (0, 1)]
+    assert sum(ends) > 6000, "no task had written anything when it died: this test tests nothing"
 
     class FailingSink(TopicSink):
         def write(self, blocks: Any, ctx: Any) -> Any:
             super().write(blocks, ctx)
-            raise ValueError("failed after it staged")
+            raise ValueError("failed after it wrote")
 
-    with pytest.raises(Exception, match="failed after it staged"):
+    with pytest.raises(Exception, match="failed after it wrote"):
         dataset.write_datasink(FailingSink(rq, "written"))
-    assert ask(rq, SHARED, 0, GetGroups()) == {}, "a job that failed holds what it staged"
+    assert [ask(rq, "written", number, GetTransactions()) for number in (0, 1)] == [(), ()], "readers would wait"
     assert values(rq, "written") == Counter(table.column("value").to_pylist())
+
+
+def test_transactions_that_are_open_or_aborted(rq: RayQueue) -> None:
+    rq.create_topic("isolated", partitions=1, replication=1)
+
+    def followed() -> list[bytes]:
+        found = []
+        for part in follow_topic(rq, "isolated", checkpoint="isolated", columns=["value"]):
+            found += [row["value"] for row in part.dataset.iter_rows()]
+            part.commit()
+        return found
+
+    with rq.producer(transactional_id="data-a") as first, rq.producer(transactional_id="data-b") as second:
+        aborted = first.transaction()
+        aborted.begin()
+        aborted.send("isolated", b"aborted").result()
+        aborted.abort()
+        with first.transaction() as tx:
+            tx.send("isolated", b"committed")
+        still_open = second.transaction()
+        still_open.begin()
+        still_open.send("isolated", b"open").result()
+        with first.transaction() as tx:
+            tx.send("isolated", b"behind")
+        assert values(rq, "isolated") == Counter([b"committed"])
+        assert followed() == [b"committed"]
+        assert read_topic(rq, "isolated", isolation="read_uncommitted").count() == 4
+        still_open.abort()
+        assert values(rq, "isolated") == Counter([b"committed", b"behind"])
+        assert followed() == [b"behind"]
 
 
 def test_the_same_batch_is_written_once(rq: RayQueue) -> None:

@@ -263,8 +263,8 @@ def test_long_poll_waits_for_the_next_batch(group: ActorGroup) -> None:
     started_s = time.monotonic()
     assert fetch(end, max_wait_ms=200) == FetchAnswer([], end, 0)
     assert 0.2 <= time.monotonic() - started_s < 5
-    with ThreadPoolExecutor(len(group.nodes)) as pool:
-        waiting = [pool.submit(fetch, end, via=node, max_wait_ms=20_000) for node in group.nodes]
+    with ThreadPoolExecutor(len(group.replica_ids)) as pool:
+        waiting = [pool.submit(fetch, end, via=node, max_wait_ms=20_000) for node in group.replica_ids]
         time.sleep(0.2)
         assert not any(each.done() for each in waiting)
         batch = numbered(new_producer(), 0)
@@ -342,7 +342,7 @@ def test_all_killed_at_once(settings: Settings) -> None:
     with ActorGroup("all-0", settings) as group:
         with Writer(group.client, new_producer()) as writer:
             wait_for_more(writer, 50)
-            group.kill(*group.nodes)
+            group.kill(*group.replica_ids)
             wait_for_more(writer, 50, timeout_s=60)
         check_history(group, writer)
 
@@ -355,7 +355,7 @@ def test_stop_and_start_on_the_same_data(settings: Settings) -> None:
         assert group.client.append(numbered(1, 0)) == first._replace(duplicate=True)
         assert group.client.append(numbered(1, 2 * RECORDS_PER_BATCH)).base_offset == 2 * RECORDS_PER_BATCH
     # The disk of one is lost while all are down: it must not begin anew, and the others go on.
-    lost = group.nodes[0]
+    lost = group.replica_ids[0]
     shutil.rmtree(settings.data_dir / "again-0" / lost)
     with ActorGroup("again-0", settings, create=False) as group:
         assert group.client.append(numbered(1, 3 * RECORDS_PER_BATCH)).base_offset == 3 * RECORDS_PER_BATCH
@@ -405,13 +405,13 @@ def test_members_change(settings: Settings) -> None:
             assert answer_of(newcomer.status.remote()).role == "learner"
             for call, node in ((leader.promote, added), (leader.remove, removed), (leader.transfer_leadership, added)):
                 answer_of(call.remote(node), 10)
-            group.nodes = (*(set(group.nodes) - {removed}), added)
-            group.client.set_replicas(group.nodes)
+            group.replica_ids = (*(set(group.replica_ids) - {removed}), added)
+            group.client.set_replicas(group.replica_ids)
             assert group.client.append(numbered(1, RECORDS_PER_BATCH)).base_offset == RECORDS_PER_BATCH
-            assert set(group.statuses()[added].voters) == set(group.nodes)
-            assert group.leader() in group.nodes
+            assert set(group.statuses()[added].voters) == set(group.replica_ids)
+            assert group.leader() in group.replica_ids
         finally:
-            group.nodes = (*group.nodes, removed)
+            group.replica_ids = (*group.replica_ids, removed)
 
 
 def test_closed_replica_says_so(settings: Settings) -> None:

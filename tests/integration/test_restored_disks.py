@@ -34,7 +34,7 @@ def test_an_old_copy_beside_a_lost_node_loses_nothing(tmp_path: Path) -> None:
         end = _write(group, 0, 1)
         group.wait_for_offset(end)
         leader = group.leader()
-        forgetful, away = sorted(set(group.nodes) - {leader})
+        forgetful, away = sorted(set(group.replica_ids) - {leader})
         group.kill(forgetful)
         backup = tmp_path / "backup"
         shutil.copytree(tmp_path / "group" / forgetful, backup)
@@ -58,7 +58,7 @@ def test_an_old_copy_beside_a_lost_node_loses_nothing(tmp_path: Path) -> None:
         end = _write(group, 1 + BATCHES, 1)
         group.wait_for_offset(end)
         wait_for(lambda: group.status(forgetful).doubted is None, "the copy to be up to date", 30.0)
-        for node in group.nodes:
+        for node in group.replica_ids:
             bases = [batch.base_offset for batch in group.client.read_log(via=node)]
             assert bases == list(range(0, end, RECORDS_PER_BATCH))
         assert group.crashes == []
@@ -66,7 +66,7 @@ def test_an_old_copy_beside_a_lost_node_loses_nothing(tmp_path: Path) -> None:
 
 def test_an_old_copy_of_the_only_replica_says_what_is_lost_and_a_newer_one_goes_on(tmp_path: Path) -> None:
     with ProcessGroup(tmp_path / "group", 1) as group:
-        (node,) = group.nodes
+        (node,) = group.replica_ids
         path, older, newer = (tmp_path / each for each in (f"group/{node}", "older", "newer"))
         _write(group, 0, 1)
         group.kill(node)
@@ -103,7 +103,7 @@ def test_who_has_what_the_group_has_lost_keeps_it_and_says_so(tmp_path: Path) ->
         end = _write(group, 0, 1)
         group.wait_for_offset(end)
         leader = group.leader()
-        others = sorted(set(group.nodes) - {leader})
+        others = sorted(set(group.replica_ids) - {leader})
         backups = {}
         for node in others:
             group.kill(node)
@@ -123,5 +123,5 @@ def test_who_has_what_the_group_has_lost_keeps_it_and_says_so(tmp_path: Path) ->
         group.restart(leader)
         said = wait_for(lambda: group.status(leader).doubted, "it to say what only it has", 30.0)
         assert "alone has the committed entries" in said
-        assert group.running == group.nodes
+        assert group.running == group.replica_ids
         assert group.crashes == []

@@ -137,3 +137,25 @@ def test_a_consumer_of_its_own_stops_and_leaves_the_rest_to_others(rq: RayQueue)
     adapter.stop_consumer(timeout=0.2)
     wait_for(lambda: adapter.get_task_status_sync(long.id).status == "RETRY", "it to be given back", PATIENCE_S)
     adapter.stop_consumer()
+
+
+def test_a_task_that_fails_while_it_is_asked_for_has_its_reason(rq: RayQueue, monkeypatch: pytest.MonkeyPatch) -> None:
+    queue = rq.queue("between", replication=1)
+    adapter = RayQueueTaskProcessorAdapter(serve_tasks.CONFIG.model_copy(update={"queue_name": "between"}))
+    adapter.initialize(1)
+    task = adapter.enqueue_task_sync("resize")
+    ask = adapter._queue.ask_partition
+
+    def fail() -> None:
+        for job in queue.get(timeout_ms=5000):
+            job.reject("it broke")
+
+    async def ask_and_fail(*args: Any) -> Any:
+        answer = await ask(*args)
+        monkeypatch.setattr(adapter._queue, "ask_partition", ask)
+        fail()
+        return answer
+
+    monkeypatch.setattr(adapter._queue, "ask_partition", ask_and_fail)
+    found = adapter.get_task_status_sync(task.id)
+    assert (found.status, found.result) == ("FAILURE", "it broke")

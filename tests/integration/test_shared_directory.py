@@ -50,7 +50,7 @@ def test_every_node_is_a_broker_with_its_own_directory_whatever_dies(tmp_path: P
         first = (tmp_path / "broker_id").read_text()
         for replica in partition.replicas:
             home = tmp_path if replica.broker == first else tmp_path / "brokers" / replica.broker
-            assert (home / partition.group_id / replica.node / "data.mdb").is_file()
+            assert (home / partition.group_id / replica.replica_id / "data.mdb").is_file()
         with rq.producer() as producer:
             producer.send("orders", b"0").result(30)
 
@@ -61,7 +61,7 @@ def test_every_node_is_a_broker_with_its_own_directory_whatever_dies(tmp_path: P
             where = {
                 ray.get(
                     ray.get_actor(
-                        actor_name(GroupId(partition.group_id), ReplicaId(each.node)), "rayqueue"
+                        actor_name(GroupId(partition.group_id), ReplicaId(each.replica_id)), "rayqueue"
                     ).process.remote()
                 ).ray_node_id
                 for each in partition.replicas

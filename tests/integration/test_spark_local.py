@@ -28,11 +28,11 @@ import rayqueue.spark
 from rayqueue.bridge.lookup import Lookup
 from rayqueue.bridge.places import EARLIEST, LATEST, Places
 from rayqueue.bridge.scan import read
-from rayqueue.bridge.staging import SHARED
 from rayqueue.client.handle import RayQueue
 from rayqueue.client.producer.partitioners import consistent
 from rayqueue.errors import BridgeError
-from rayqueue.protocol.calls import Bounds, GetBounds, GetPosition, Trim
+from rayqueue.net.scan import ScanSettings
+from rayqueue.protocol.calls import GetBounds, GetPosition, Trim
 from rayqueue.protocol.topics import TopicPartition
 from rayqueue.testing import wait_for
 from tests.integration.consumers import leader_pid, running_queue
@@ -74,10 +74,10 @@ def frame(spark: SparkSession, topic: str = "orders", **options: Any) -> DataFra
 
 
 def values(rq: RayQueue, topic: str) -> Counter[bytes]:
-    """What the topic has, read without Spark."""
+    """What is committed in the topic, read without Spark."""
     found: Counter[bytes] = Counter()
-    for each in Lookup(rq).ranges([topic], Places(EARLIEST), Places(LATEST)):
-        for batch in read(rq, each, ("value",)):
+    for each in Lookup(rq, committed=True).ranges([topic], Places(EARLIEST), Places(LATEST)):
+        for batch in read(rq, each, ("value",), ScanSettings(committed=True)):
             found.update(batch.column(0).to_pylist())
     return found
 
@@ -217,7 +217,7 @@ def test_spark_that_finds_no_room_on_ray_runs_here_and_says_so(rq: RayQueue, spa
 
 
 def test_a_task_that_fails_half_way_leaves_nothing(rq: RayQueue, spark: SparkSession) -> None:
-    """Each task stages most of its rows, fails, and is run again: every row is there once."""
+    """Each task writes most of its rows, fails, and is run again: every row is seen once."""
     rq.create_topic("retried", partitions=2, replication=1)
 
     def stumble(batches: Iterator[Any]) -> Iterator[Any]:
@@ -240,8 +240,43 @@ def test_a_task_that_fails_half_way_leaves_nothing(rq: RayQueue, spark: SparkSes
     found = values(rq, "retried")
     assert len(found) == 120_000
     assert set(found.values()) == {1}
-    staged: Bounds = ask(rq, SHARED, 0, GetBounds())
-    assert 0 < staged.end == staged.start, "what was staged is still there"
+    ends = [ask(rq, "retried", number, GetBounds()).end for number in (0, 1)]
+    assert sum(ends) > 120_000, "no task had written anything when it failed: this test tests nothing"
+    assert not [each for each in rq.transactions() if each.state == "open"]
+
+
+def test_transactions_that_are_open_or_aborted(rq: RayQueue, spark: SparkSession, tmp_path: Path) -> None:
+    """Batches and streams show what is committed, up to what is open; all of it only if they are asked to."""
+    for name in ("isolated", "isolated-out"):
+        rq.create_topic(name, partitions=1, replication=1)
+
+    def seen(**options: str) -> list[bytes]:
+        return sorted(bytes(row.value) for row in frame(spark, topic="isolated", **options).collect())
+
+    def streamed() -> Counter[bytes]:
+        finish(start(spark, "isolated", "isolated-out", tmp_path))
+        return values(rq, "isolated-out")
+
+    with rq.producer(transactional_id="spark-a") as first, rq.producer(transactional_id="spark-b") as second:
+        with first.transaction() as tx:
+            tx.send("isolated", b"1 committed")
+        aborted = first.transaction()
+        aborted.begin()
+        aborted.send("isolated", b"2 aborted").result()
+        aborted.abort()
+        with first.transaction() as tx:
+            tx.send("isolated", b"3 committed")
+        still_open = second.transaction()
+        still_open.begin()
+        still_open.send("isolated", b"4 open").result()
+        with first.transaction() as tx:
+            tx.send("isolated", b"5 behind")
+        assert seen() == [b"1 committed", b"3 committed"]
+        assert streamed() == Counter([b"1 committed", b"3 committed"])
+        assert len(seen(isolation="read_uncommitted")) == 5
+        still_open.commit()
+        assert seen() == [b"1 committed", b"3 committed", b"4 open", b"5 behind"]
+        assert streamed() == Counter([b"1 committed", b"3 committed", b"4 open", b"5 behind"])
 
 
 def test_the_same_batch_is_written_once(rq: RayQueue, spark: SparkSession) -> None:

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 import ray
 
-from rayqueue import Record
+from rayqueue import JobQueue, Record
 from rayqueue.client.handle import RayQueue
 from rayqueue.errors import ProducerFencedError
+from rayqueue.testing import wait_for
 from tests.integration.consumers import running_queue
 
 pytestmark = pytest.mark.timeout(240)
@@ -81,6 +82,70 @@ def test_a_newer_producer_fences_and_a_hanging_one_is_aborted_by_hand(rq: RayQue
     second.send("invoices", b"hangs").result(timeout_ms=30_000)
     assert rq.abort_transaction("hangs")
     newer.close()
+
+
+@ray.remote(num_cpus=0)
+class Bills:
+    """Takes a job and writes its result, in one transaction, which it leaves where it is told to."""
+
+    def bill(self, rq: RayQueue, queue: JobQueue[Any, Any], how: str) -> bytes:
+        self._producer = rq.producer(transactional_id=how, transaction_timeout_ms=3000)
+        (job,) = queue.get(1, timeout_ms=30_000)
+        tx = self._producer.transaction(wait_visible=False)
+        tx.begin()
+        tx.send("bills", b"%s of %s" % (how.encode(), job.value)).result(timeout_ms=30_000)
+        tx.ack(job)
+        if how == "commits":
+            tx.commit()
+        elif how == "aborts":
+            tx.abort()
+        return bytes(job.value or b"")
+
+
+def test_jobs_are_done_with_their_transaction_whatever_becomes_of_the_worker(rq: RayQueue) -> None:
+    """One aborts, one is killed between ``ack`` and ``commit``, one commits and is killed before it is visible."""
+    rq.create_topic("bills", partitions=2)
+    queue = rq.queue("billing", lease_ms=120_000, retry_backoff_ms=0)
+    for how in ("aborts", "hangs-with-a-job", "commits"):
+        queue.put(how.encode())
+        worker = Bills.remote()  # type: ignore[attr-defined]
+        assert ray.get(worker.bill.remote(rq, queue, how)) == how.encode()
+        ray.kill(worker)
+        began_s = time.monotonic()
+        if how == "commits":
+            assert queue.get(1, timeout_ms=3000) == [], "what was committed is done"
+            continue
+        (job,) = queue.get(1, timeout_ms=60_000)
+        assert time.monotonic() - began_s < 60, "a job waits for the transaction's timeout at most, not for its lease"
+        assert (job.value, job.deliveries) == (how.encode(), 2)
+        with rq.producer(transactional_id="second-try") as producer, producer.transaction() as tx:
+            tx.send("bills", b"second try of %s" % job.value)
+            tx.ack(job)
+    wanted = [b"second try of aborts", b"second try of hangs-with-a-job", b"commits of commits"]
+    assert sorted(read(rq, "bills", 3)) == sorted(wanted)
+
+
+def test_a_group_that_commits_by_transactions_passes_what_was_aborted_at_the_end(rq: RayQueue) -> None:
+    with rq.producer(transactional_id="tail") as producer:
+        with pytest.raises(ZeroDivisionError), producer.transaction() as tx:  # noqa: PT012
+            for number in (0, 1):
+                tx.send("invoices", b"never", partition=number).result(timeout_ms=30_000)
+            raise ZeroDivisionError
+        with rq.consumer("invoices", group="tail", delivery="exactly_once", auto_commit_ms=100) as consumer:
+
+            def caught_up() -> bool:
+                if consumer.poll(timeout_ms=100):
+                    with producer.transaction() as tx:
+                        tx.commit_offsets(consumer)
+                parts = rq.group("tail").partitions
+                return len(parts) == 2 and all(part.committed and part.lag == 0 for part in parts)
+
+            wait_for(caught_up, "no lag", timeout_s=60)
+            with pytest.raises(ZeroDivisionError), producer.transaction() as tx:  # noqa: PT012
+                tx.send("invoices", b"never", partition=0).result(timeout_ms=30_000)
+                raise ZeroDivisionError
+            assert not caught_up()
+            wait_for(caught_up, "no lag", timeout_s=60)
 
 
 @pytest.mark.long

@@ -168,7 +168,7 @@ class AppWorld:
             group.checker = checker
             self.ensembles[each.number] = group
             self.logs[each.number] = PartitionLog(checker.reads)
-            group.start(PartitionNode, [replica.node for replica in each.replicas])
+            group.start(PartitionNode, [replica.replica_id for replica in each.replicas])
         for name in ("billing", "search")[: self.rng.choice((1, 1, 2))]:
             how = self._how[name] = self._manners or Manners.drawn(self.rng)
             self.groups[name] = GroupHistory(name, self.logs, at_most_once=how.delivery == "at_most_once")
@@ -190,7 +190,7 @@ class AppWorld:
         if isinstance(made[0], RayQueueError):
             raise made[0]
         topic: TopicInfo = made[0]
-        replicas = tuple((each.group_id, replica.node) for each in topic.partitions for replica in each.replicas)
+        replicas = tuple((each.group_id, replica.replica_id) for each in topic.partitions for replica in each.replicas)
         leader.call(lambda: void(leader.propose(encode_command(ReplicasMade(replicas)), void)))
         return topic
 

@@ -3,6 +3,7 @@
     python -m tests.sim.campaign --schedules 20000 --seed 1
     python -m tests.sim.campaign --replay 4711
     python -m tests.sim.campaign --world cluster --schedules 3000
+    python -m tests.sim.campaign --world losses --schedules 1000
     python -m tests.sim.campaign --world applications --schedules 1000
     python -m tests.sim.campaign --world jobs --schedules 1000
     python -m tests.sim.campaign --world transactions --schedules 1000
@@ -31,6 +32,7 @@ from tests.sim.app_world import AppOutcome, AppWorld
 from tests.sim.cluster_world import ClusterOutcome, ClusterWorld
 from tests.sim.invariants import BrokenError
 from tests.sim.job_world import JobOutcome, JobWorld
+from tests.sim.losses import LossWorld
 from tests.sim.tx_world import TxOutcome, TxWorld
 from tests.sim.world import Outcome, World
 
@@ -38,6 +40,7 @@ CHUNK = 25
 
 WORLDS: dict[str, Callable[[int], World | ClusterWorld | AppWorld | JobWorld | TxWorld]] = {
     "partition": World,
+    "losses": LossWorld,
     "cluster": ClusterWorld,
     "applications": AppWorld,
     "jobs": JobWorld,

@@ -130,7 +130,7 @@ class SimKeeper:
         """Each says it itself, again and again, as long as its broker is there."""
         for node in sorted(self._lost):
             if self._broker_of[node] in self.here and self._reports_s[node] <= self._world.clock.now:
-                leader.handle(0, ReportReplica(group_id=COORDINATOR, node=node, why="no data"), _ignore)
+                leader.handle(0, ReportReplica(group_id=COORDINATOR, replica_id=node, why="no data"), _ignore)
 
     def _make(self, leader: ClusterNode) -> None:
         nodes, placed = self._world.nodes, self._placed(leader)
@@ -154,7 +154,7 @@ class SimKeeper:
     def _erase(self, leader: ClusterNode) -> None:
         """What is doomed is switched off and deleted, once its broker is there."""
         for each in list(leader.machine.doomed.values()):
-            node = ReplicaId(each.node)
+            node = ReplicaId(each.replica_id)
             if each.broker not in self.here or each.group_id != COORDINATOR:
                 continue
             if node in self._world.nodes and node not in self._erased:

@@ -134,15 +134,15 @@ def _write_head_only(groups: Groups, group: Group, step: _Step) -> None:
 
 
 def _place_in_memory(catalog: Catalog, command: PlaceCoordinator) -> None:
-    if command.node not in catalog.coordinators and command.broker not in catalog.coordinators.values():
-        placed = PlacedReplica(command.group_id, command.node, command.broker, "", 0)
-        catalog.coordinators[command.node] = command.broker
+    if command.replica_id not in catalog.coordinators and command.broker not in catalog.coordinators.values():
+        placed = PlacedReplica(command.group_id, command.replica_id, command.broker, "", 0)
+        catalog.coordinators[command.replica_id] = command.broker
         catalog.unmade[placed.key] = placed
 
 
 def _place_as_made(catalog: Catalog, command: PlaceCoordinator) -> None:
     _place_coordinator(catalog, command)
-    catalog.replicas_made([(command.group_id, command.node)])
+    catalog.replicas_made([(command.group_id, command.replica_id)])
 
 
 _place_coordinator = Catalog.place_coordinator
@@ -150,7 +150,7 @@ _place_coordinator = Catalog.place_coordinator
 
 def _retire_in_memory(catalog: Catalog, command: RetireCoordinator) -> None:
     _retire_coordinator(catalog, command)
-    catalog._store.delete(META, b"k" + command.node.encode())
+    catalog._store.delete(META, b"k" + command.replica_id.encode())
 
 
 _retire_coordinator = Catalog.retire_coordinator
@@ -158,7 +158,7 @@ _retire_coordinator = Catalog.retire_coordinator
 
 def _retire_voters(target: int, sound: Mapping[ReplicaId, str], picture: growth.Picture) -> growth.Step | None:
     step = _leave(target, sound, picture)
-    return growth.Retire(step.node) if isinstance(step, growth.Remove) else step
+    return growth.Retire(step.replica_id) if isinstance(step, growth.Remove) else step
 
 
 def _wait_for_learners(target: int, picture: growth.Picture) -> dict[ReplicaId, str]:

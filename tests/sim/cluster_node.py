@@ -64,7 +64,7 @@ class ClusterNode(EngineNode):
             if term is None:
                 self.coordinator.unlead()
             else:
-                self.coordinator.lead(now, node=self.replica_id, term=term)
+                self.coordinator.lead(now, replica_id=self.replica_id, term=term)
         self.world.checker.after_step(self)
 
     def before_sync(self) -> None:

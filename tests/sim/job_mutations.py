@@ -89,6 +89,27 @@ def _gone_unnoticed(jobs: Jobs, client: int) -> None:
         jobs._client_of.pop(worker, None)
 
 
+def _withdraw_those_that_wait(jobs: Jobs, worker: str, attempt: int | None) -> int:
+    """A request that is just being given jobs is withdrawn too, and gets them all the same."""
+    proposed, jobs._proposed = jobs._proposed, {}
+    found = _withdraw(jobs, worker, attempt)
+    jobs._proposed = proposed
+    given = [each for each in proposed if each.call.worker == worker and attempt in (None, each.call.attempt)]
+    return found + len(given)
+
+
+_withdraw = Jobs._withdraw
+
+
+def _lead_as_if_all_lived(jobs: Jobs) -> None:
+    """A new leader thinks no more of nodes that it was told of before."""
+    jobs._gone_nodes = {}
+    _lead(jobs)
+
+
+_lead = Jobs.lead
+
+
 def _without_texts(queue: JobQueue, index: int, at: int, place: int, told: Moved) -> None:
     """What was told of a job's failures stays behind when it is moved."""
     row = queue.rows.get(told.id)
@@ -185,6 +206,54 @@ JOB_MUTATIONS = (
         settings=_LONG,
     ),
     JobMutation.of(
+        "withdrawal_unheard",
+        "a request that was withdrawn waits on, and gets jobs",
+        Invariant.JOB_ANSWERS,
+        Jobs,
+        "_withdraw",
+        lambda jobs, worker, attempt: 1,
+        "app_quits",
+    ),
+    JobMutation.of(
+        "withdrawn_too_late",
+        "a request that is just being given jobs is withdrawn, and gets them all the same",
+        Invariant.JOB_ANSWERS,
+        Jobs,
+        "_withdraw",
+        _withdraw_those_that_wait,
+        *("app_quits", "app_slow", "drop", "slow"),
+    ),
+    JobMutation.of(
+        "never_given_back",
+        "what was on its way to a request that was withdrawn stays with it",
+        Invariant.PROGRESS,
+        Jobs,
+        "_release",
+        lambda jobs, wanted, token, parts, answer: wanted.reply(answer),
+        *("app_quits", "app_slow", "slow"),
+        settings=_LONG,
+    ),
+    JobMutation.of(
+        "report_unheard",
+        "the leases of workers on a node that Ray reports dead go on",
+        Invariant.PROGRESS,
+        Jobs,
+        "nodes_gone",
+        lambda jobs, ray_nodes: None,
+        "host_gone",
+        settings=_LONG,
+    ),
+    JobMutation.of(
+        "report_forgotten",
+        "a new leader ends no leases on a node that was reported dead before",
+        Invariant.PROGRESS,
+        Jobs,
+        "lead",
+        _lead_as_if_all_lived,
+        *("host_gone", "transfer", "kill"),
+        settings=_LONG,
+    ),
+    JobMutation.of(
         "nothing_remembered",
         "a repeated settlement is told that the lease is lost",
         Invariant.JOB_STATE,
@@ -203,6 +272,7 @@ JOB_MUTATIONS = (
         lambda leases, worker, attempt: None,
         *_LOST_ANSWERS,
         also=(Invariant.JOBS_KEPT,),
+        first_seed=70,
     ),
     JobMutation.of(
         "out_of_order",

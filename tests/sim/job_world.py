@@ -1,12 +1,13 @@
 """One schedule of a work queue: real clients' connections, real services, real logs, from one seed.
 
 A partition that is a queue, a Raft group of one to three replicas whose clocks
-differ and jump; putters, workers and quitters in processes of their own. First
-the safety phase: leaders change, replicas and workers die, pause and lose their
-connections. Then everything heals, workers do their work, and every job must
-come to its end. All the while every committed entry is applied to a model of the
-queue (``tests.unit.partition.jobs_model``), and what clients were told is compared
-with it.
+differ and jump; putters, workers and quitters in processes of their own, on Ray
+nodes of their own. First the safety phase: leaders change, replicas and workers
+die, pause and lose their connections, nodes vanish and are reported dead, late,
+to one replica after the other, and now and then though they live. Then everything
+heals, workers do their work, and every job must come to its end. All the while
+every committed entry is applied to a model of the queue
+(``tests.unit.partition.jobs_model``), and what clients were told is compared with it.
 """
 
 from __future__ import annotations
@@ -49,8 +50,8 @@ from tests.unit.partition.jobs_model import DEAD, Model
 
 WEATHERS = ("drop", "duplicate", "slow", "reorder")
 NODE_FAULTS = ("partition", "one_way", "pause", "kill", "kill_in_sync", "power_loss", "transfer", "clock_jump")
-APP_FAULTS = ("app_pause", "app_cut", "app_kill", "app_reset")
-FAULTS = (*WEATHERS, *NODE_FAULTS, *APP_FAULTS, "app_slow")
+APP_FAULTS = ("app_pause", "app_cut", "app_kill", "app_reset", "host_gone", "false_report")
+FAULTS = (*WEATHERS, *NODE_FAULTS, *APP_FAULTS, "app_slow", "app_quits")
 
 SAFETY_S = 8.0
 HEAL_S = 60.0
@@ -68,6 +69,8 @@ class JobOutcome:
     lost_leases: int
     dead: int
     moved: int
+    withdrawn: int
+    reported: int
 
 
 class JobNode(PartitionNode):
@@ -85,6 +88,8 @@ class JobNode(PartitionNode):
     def started(self) -> None:
         super().started()
         self._maintain(self.life)
+        gone = list(cast("JobEnsemble", self.group).world.gone_nodes)  # it asks Ray
+        self.call(lambda: self.service.jobs.nodes_gone(gone))
 
     def _maintain(self, life: int) -> None:
         if self.alive and self.life == life:
@@ -200,11 +205,12 @@ class _Directory:
 
 
 class _App:
-    """A process with a route to the queue."""
+    """A process with a route to the queue, on a Ray node of its own."""
 
     def __init__(self, world: JobWorld, name: str, rng: Random) -> None:
         self.world = world
-        self.name = name
+        self.ray_node = f"node of {name}"
+        self.name = protocol.worker_name(name, self.ray_node)
         self.rng = rng
         self.process = world.new_process(name)
         self._route = GroupRoute(world.group.group_id, tuple(world.group.nodes), _Directory(world), world.settings)
@@ -314,7 +320,7 @@ class Worker(_App):
         while ids:
             some, ids = ids[: rng.randint(1, len(ids))], []
             left = [job.id for job in leased.jobs if job.id not in some]
-            kind = "ack" if rng.random() < world.diligence else rng.choice(("nack", "reject", "release", "nothing"))
+            kind = "ack" if rng.random() < world.diligence else rng.choice(world.other_ends)
             if kind != "nothing":
                 (settled,) = await self.ask(self._call(kind, leased.token, some))
                 lost = {first + at for first, count in settled.lost for at in range(count)}
@@ -335,27 +341,57 @@ class Worker(_App):
 
 
 class Quitter(_App):
-    """Asks for jobs, and soon does not want them any more: what it is given all the same it gives back."""
+    """Asks for jobs, and soon does not want them any more. What it is given all the same it gives back; or it is one
+    that closes its handle, and hears of nothing that was on its way."""
 
     def __init__(self, world: JobWorld, name: str, rng: Random) -> None:
         self.attempt = 0
+        self._closes = rng.random() < 0.5
         super().__init__(world, name, rng)
 
     async def _main(self) -> None:
+        own, rng = self.name, self.rng
         while True:
             self.attempt += 1
-            asking = asyncio.ensure_future(
-                self.ask(protocol.LeaseJobs(worker=self.name, attempt=self.attempt, max_jobs=3, wait_ms=1_000))
+            call = protocol.LeaseJobs(
+                worker=self.name, attempt=self.attempt, max_jobs=3, wait_ms=1_000, lease_ms=rng.choice((0, 300))
             )
-            await asyncio.sleep(self.rng.uniform(0, 0.4))
-            await self.ask(protocol.WithdrawRequest(worker=self.name, attempt=self.attempt))
-            leased: Leased = await asking
-            self.world.told_jobs(self.name, self.attempt, leased)
-            if leased.jobs:
-                ids = tuple([(job.id, 1) for job in leased.jobs])
-                told = Settlement(kind="release", token=leased.token, jobs=ids)
-                await self.ask(protocol.SettleJobs(worker=self.name, settlements=(told,)))
-            await asyncio.sleep(self.rng.uniform(0.05, 0.6))
+            if self._closes:
+                await self._close(call)
+                self.name = f"{self.attempt} {own}"  # another handle
+            else:
+                await self._withdraw(call)
+            await asyncio.sleep(rng.uniform(0.05, 0.6))
+
+    async def _close(self, call: protocol.LeaseJobs) -> None:
+        asking = asyncio.ensure_future(self.ask(call))
+        await asyncio.sleep(self.rng.uniform(0, 0.4))
+        asking.cancel()
+        await self.ask(protocol.EndWorker(worker=self.name))
+
+    async def _withdraw(self, call: protocol.LeaseJobs) -> None:
+        """What a leader says that it has withdrawn it does not give."""
+        asked: list[Channel] = []
+
+        async def lease(channel: Channel) -> Any:
+            asked.append(channel)
+            return await channel.call(call)
+
+        async def withdraw(channel: Channel) -> tuple[Channel, int]:
+            return channel, await channel.call(protocol.WithdrawRequest(worker=call.worker, attempt=call.attempt))
+
+        asking = asyncio.ensure_future(self._until_answered(lease))
+        await asyncio.sleep(self.rng.uniform(0, 0.4))
+        there, withdrawn = await self._until_answered(withdraw)
+        leased: Leased = await asking
+        self.world.withdrawn += withdrawn
+        if withdrawn and leased.jobs and asked == [there]:
+            raise BrokenError(Invariant.JOB_ANSWERS, f"{self.name} withdrew request {call.attempt} and got {leased}")
+        self.world.told_jobs(self.name, self.attempt, leased)
+        if leased.jobs:
+            ids = tuple([(job.id, 1) for job in leased.jobs])
+            back = Settlement(kind="release", token=leased.token, jobs=ids)
+            await self.ask(protocol.SettleJobs(worker=self.name, settlements=(back,)))
 
 
 class JobWorld:
@@ -376,6 +412,13 @@ class JobWorld:
         self._queue = settings or _queue(self.rng)
         self.skews_ms: dict[ReplicaId, int] = {}
         self.diligence = self.rng.choice((0.4, 0.7, 0.95))
+        self.other_ends = ["nack", "reject", "release"]
+        if self._queue.lease_ms == LEASE_MS:  # else it would be held for longer than a schedule lasts
+            self.other_ends.append("nothing")
+        self.gone_nodes: dict[str, None] = {}
+        """Of Ray: what it says to whoever asks."""
+        self._vanished: set[SimProcess] = set()
+        self.withdrawn = self.reported = 0
         self.put: dict[int, bytes] = {}
         self.told: dict[int, tuple[str, int]] = {}
         """Job to who was told that its acknowledgement counts, and the token."""
@@ -518,6 +561,22 @@ class JobWorld:
                 self.clock.after(rng.uniform(0.01, 2), partial(self._new, type(app)))
             case "app_reset":
                 self.internet.reset(app.process)
+            case "host_gone":  # it does not hang up
+                app.process.cut = True
+                self._vanished.add(app.process)
+                app.process.kill()
+                self.clock.after(rng.uniform(0.01, 2), partial(self._new, type(app)))
+                self.clock.after(rng.uniform(0.05, 2), partial(self._report, app.ray_node))
+            case "false_report":
+                self._report(app.ray_node)
+
+    def _report(self, ray_node: str) -> None:
+        """Ray says that a node is dead; the keeper tells one replica after the other."""
+        self.gone_nodes[ray_node] = None
+        self.reported += 1
+        for node in self.group.nodes.values():
+            told = partial(lambda node: node.call(lambda: node.service.jobs.nodes_gone([ray_node])), node)
+            self.clock.after(self.rng.uniform(0.01, 2), told)
 
     # -- who uses it ----------------------------------------------------------------------------
 
@@ -548,8 +607,8 @@ class JobWorld:
             self._new(Putter)
         for _ in range(rng.choice((1, 2, 4))):
             self.clock.at(rng.uniform(begin, begin + 2), partial(self._new, Worker))
-        if rng.random() < 0.3:
-            self.clock.at(rng.uniform(begin, end), partial(self._new, Quitter))
+        for _ in range(rng.choice((1, 2)) if "app_quits" in self.faults else 0):
+            self.clock.at(rng.uniform(begin, begin + 2), partial(self._new, Quitter))
         for _ in range(rng.randint(6, 16)):
             self.clock.at(rng.uniform(begin, end), self._put_some)
         for _ in range(rng.randint(3, 16)):
@@ -574,6 +633,8 @@ class JobWorld:
             self.lost_leases,
             dead,
             checker.moved,
+            self.withdrawn,
+            self.reported,
         )
 
     def _heal(self) -> None:
@@ -585,7 +646,7 @@ class JobWorld:
         self.clock.run_until(self.clock.now + 5)
         self.group.heal()
         for app in (*self.putters, *self.workers):
-            app.process.cut = False
+            app.process.cut = app.process in self._vanished
         if all(putter.process.killed for putter in self.putters):
             self._new(Putter)
         self._new(Worker)

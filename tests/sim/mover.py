@@ -78,7 +78,7 @@ class SimMover:
             engine.members,
             leader.replica_id,
             unmade=False,
-            lost=new is not None and (new.broken or new.disk.damaged is not None),
+            lost=new is not None and (new.broken or new.disk.damaged is not None or new.disk.copied is not None),
             old_broker=self.move.remove if self.move else "",
             well=[node.replica_id for node in self._world.nodes.values() if node.alive and node.disk.damaged is None],
             away=[node.replica_id for node in self._world.nodes.values() if node.removed],

@@ -323,7 +323,7 @@ class Reader(TxApp):
             request = FetchRequest(asked, self.rng.choice((1, 300, 3_000)), self.rng.choice((0, 300)), flags)
             try:
                 if flags & READ_FOLLOWER:
-                    channel = await route._replicas.channel(self.rng.choice(route.nodes))
+                    channel = await route._replicas.channel(self.rng.choice(route.replica_ids))
                     answer = await asyncio.wait_for(channel.fetch(request), 3.0)
                 else:
                     answer = await self.fetch(route, request)

@@ -191,8 +191,9 @@ TX_MUTATIONS = (
     ),
     TxMutation(
         "newer-does-not-fence",
-        "two producers of one id write in one transaction",
-        BrokenRule(Invariant.EXACTLY_ONCE, _ATOMIC.also | {Invariant.ATOMIC}),
+        "two producers of one id write in one transaction, and one of them is told what becomes of the other's",
+        BrokenRule(Invariant.TRUE_FATE, _ATOMIC.also | {Invariant.ATOMIC}),
         (cluster.Transactions, "init", _take_along),
+        faults=frozenset(("app_zombie",)),
     ),
 )

@@ -265,7 +265,7 @@ class TxWorld(AppWorld):
             group.partition_settings = group.partition_settings.__class__(lanes=self.lanes)
             group.checker = TxChecker(self, group, each.number)
             self.ensembles[each.number] = group
-            group.start(PartitionNode, [replica.node for replica in each.replicas])
+            group.start(PartitionNode, [replica.replica_id for replica in each.replicas])
             for node in group.nodes.values():
                 self._settle(node, each.group_id)
         self.grant = grants(self.settings, topic.partitions[0].group_id)

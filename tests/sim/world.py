@@ -281,7 +281,9 @@ class World:
         found = [node for node in self._voters() if node.replica_id in self.backups]
         if not found or len(self.nodes) < 2 or self.spoiled or self.mover.replacing or not self._nothing_lost():
             return
-        node = self.backup_rng.choice(found)
+        self._replace_by_copy(self.backup_rng.choice(found))
+
+    def _replace_by_copy(self, node: SimNode) -> None:
         node.restore(self.backups.pop(node.replica_id))
         self.clock.after(self.backup_rng.uniform(0.01, 3), lambda: self.restart(node))
 

@@ -122,8 +122,6 @@ class TransactionLife:
         self.state = State.NEW
         self.transaction: Transaction | None = None
         """The one that is open, or comes next."""
-        self.number = 0
-        """How many have begun: what tells one from another here, where one may be begun twice with the same pair."""
         self._id = transactional_id
         self._anew = True
         self._doom: RayQueueError | None = None
@@ -135,6 +133,8 @@ class TransactionLife:
         self._call: EndTransaction | None = None
         self._unanswered = False
         """It was asked for before, and may have been decided then."""
+        self._forgotten: UnknownTransactionError | None = None
+        """The coordinator cannot say any more how the last one has ended."""
         self._finished: list[Transaction] = []
 
     @property
@@ -171,6 +171,8 @@ class TransactionLife:
             return self._ask_again()
         if self.state is State.DOOMED:
             return self._drop(commit=True)
+        if self.state is State.NEW and self._forgotten is not None:
+            return [Raise(self._forgotten)]
         self._take(State.OPEN)
         self._wanted = True
         self.state = State.FLUSHING
@@ -212,9 +214,9 @@ class TransactionLife:
             self._doom = self._doom or error
             self.state = State.DOOMED if self.state is State.OPEN else State.FLUSHING
 
-    def doomed(self) -> TransactionAbortedError:
-        """Why nothing more can be added to it."""
-        return self._aborted()
+    def doomed(self) -> TransactionAbortedError | None:
+        """Why nothing more can be added to it, if something of it has failed."""
+        return None if self._doom is None else self.aborted(self._doom)
 
     def flushed(self, participants: Iterable[str]) -> list[Action]:
         """Nothing is under way any more."""
@@ -271,6 +273,11 @@ class TransactionLife:
         self.state, self.transaction = State.NEW, None
         self._anew = not isinstance(error, TransactionAbortedError)
         if told and self._unanswered and isinstance(error, UnknownTransactionError):
+            self._forgotten = UnknownTransactionError(
+                f"whether the transaction of {self._id!r} is committed will not be known: to ask again is no use. Go "
+                "on where the positions of its group are, or read what it would have written",
+                transactional_id=self._id,
+            )
             return [Raise(self._never_known(error))]
         if call.commit:
             self._doom = self._doom or error
@@ -296,17 +303,17 @@ class TransactionLife:
 
     def _open(self) -> list[Action]:
         self.state = State.OPEN
+        self._forgotten = None
         self._beginning = False
         self._doom = None
         self._participants = set()
-        self.number += 1
         return [Accept(self.current)]
 
     def _drop(self, *, commit: bool) -> list[Action]:
         """``commit``: it was to be committed, and whoever wanted that is told why it is not."""
         self._wanted = commit
         self.state = State.DROPPING
-        return [Drop(self._aborted() if commit else aborted(self._id))]
+        return [Drop(self.aborted(self._doom) if commit else aborted(self._id))]
 
     def _end(self, *, commit: bool) -> list[Action]:
         if not self._participants:  # nobody has anything of it: the pair is as good as new
@@ -338,7 +345,7 @@ class TransactionLife:
         return self._told()
 
     def _told(self) -> list[Action]:
-        doom = self._aborted() if self._doom is not None and self._wanted else None
+        doom = self.aborted(self._doom) if self._doom is not None and self._wanted else None
         self._doom = None
         return [] if doom is None else [Raise(doom)]
 
@@ -355,11 +362,11 @@ class TransactionLife:
             transactional_id=self._id,
         )
 
-    def _aborted(self) -> TransactionAbortedError:
-        if isinstance(self._doom, TransactionAbortedError):
-            return self._doom
+    def aborted(self, why: RayQueueError | None) -> TransactionAbortedError:
+        if isinstance(why, TransactionAbortedError):
+            return why
         return TransactionAbortedError(
-            f"the transaction of {self._id!r} was aborted, and nothing of it will be seen: {self._doom}; do it again",
+            f"the transaction of {self._id!r} was aborted, and nothing of it will be seen: {why}; do it again",
             transactional_id=self._id,
         )
 

@@ -2,9 +2,8 @@
 
 One of ``begin``, ``commit``, ``abort`` and the stages is under way at a time.
 Each has an end: calls have ``client.call_timeout_ms``, batches their
-``delivery_timeout_ms``. Markers are carried beside; before the next end is asked
-for, those of the transaction before have arrived, or were given up: then the
-partitions find out by themselves.
+``delivery_timeout_ms``. Markers are carried beside, of some transactions at a time;
+what is given up of them the partitions find out by themselves.
 """
 
 from __future__ import annotations
@@ -21,6 +20,7 @@ from weakref import WeakSet
 
 from rayqueue.client.producer.accumulator import Accumulator
 from rayqueue.client.producer.sender import Sender
+from rayqueue.client.producer.transactions.behind import Behind, Deferred
 from rayqueue.client.producer.transactions.life import (
     Accept,
     Action,
@@ -35,8 +35,16 @@ from rayqueue.client.producer.transactions.life import (
     TransactionLife,
     aborted,
 )
-from rayqueue.errors import ClosedError, InvalidInputError, OutcomeUnknownError, RayQueueError, TopicError
+from rayqueue.errors import (
+    ClosedError,
+    InvalidInputError,
+    OutcomeUnknownError,
+    RayQueueError,
+    TopicError,
+    TransactionAbortedError,
+)
 from rayqueue.net.interfaces import Routes, ask, same_topic
+from rayqueue.net.requests import in_time
 from rayqueue.protocol.jobs import Settled
 from rayqueue.protocol.topics import TopicPartition
 from rayqueue.protocol.transactions import (
@@ -53,6 +61,8 @@ from rayqueue.protocol.transactions import (
 _log = logging.getLogger(__name__)
 
 _FINISH_MS = 2000
+_MARKED_AT_ONCE = 8
+"""Transactions whose markers are under way; the next end waits for one of them."""
 
 
 class Place(NamedTuple):
@@ -107,46 +117,112 @@ class TransactionTasks:
         self._attempt = ""
         self._turn = asyncio.Lock()
         self._places: dict[str, Place] = {}
-        self._marking: asyncio.Task[None] | None = None
-        self._owner: object = None
+        self._marking: list[asyncio.Task[None]] = []
+        self._begun: tuple[object, Deferred] | None = None
+        """The last one that was begun here, and by whom."""
         self._gone: WeakSet[object] = WeakSet()
         """Owners who were cancelled while they began."""
         self._closed = False
+        self.behind = Behind(accumulator, self._no_transaction)
+        self._serial: int | None = None
+        """Up to which batch is to be flushed; None: all."""
         accumulator.on_failure = self._failed
         accumulator.refuse(self._no_transaction)
 
     # -- what an application asks for ----------------------------------------------------------
 
-    async def begin(self, owner: object) -> int:
-        """The number of the one that is open then."""
+    async def begin(self, owner: object, *, waits: bool) -> Deferred | None:
+        """The one that is open then; None if nobody wants it any more. ``waits``: for its end."""
         async with self._turn:
             if self._closed:
                 raise ClosedError("this producer was closed; make a new one")
             if owner in self._gone:  # and its going has overtaken it
-                return 0
+                return None
+            self.behind.tell()
             await self._carry_out(self.life.begin())
-            self._owner = owner
-            return self.life.number
+            self._begun = owner, self.behind.opened(waits=waits)
+            return self._begun[1]
 
     async def abandon(self, owner: object) -> None:
         """Whoever has begun was cancelled on the way, and does not know that it is open, if it is."""
         async with self._turn:
             self._gone.add(owner)
-            if self._owner is owner and self.life.state in (State.OPEN, State.DOOMED):
-                await self._carry_out(self.life.abort())
+            if self._begun is not None and self._begun[0] is owner:
+                await self._abort(self._begun[1])
 
     async def commit(self, number: int, *, visible: bool) -> None:
         """``visible``: return once every participant has its marker, or cannot be told in time."""
         async with self._turn:
             self._check(number)
             await self._carry_out(self.life.commit())
-            marking = self._marking
-        if visible and marking is not None:
-            await asyncio.wait((marking,))
+            marking = list(self._marking)  # also of those before it, which readers must pass
+        if visible and marking:
+            await asyncio.wait(marking)
 
     async def abort(self, number: int) -> None:
         async with self._turn:
             self._check(number)
+            await self._carry_out(self.life.abort())
+
+    async def commit_behind(self) -> None:
+        """Decide what has ended, until there is nothing more."""
+        async with self._turn:
+            while True:
+                group, newest = self.behind.take()
+                if not newest:
+                    return
+                try:
+                    if self.life.state not in (State.OPEN, State.DOOMED):
+                        await self._carry_out(self.life.begin())
+                    self._accumulator.release(newest)
+                    if group:
+                        self._serial = group[-1].serial
+                        await self._carry_out(self.life.commit())
+                except Exception as error:  # noqa: BLE001  # also if it is a bug, nobody may wait for ever
+                    self._not_committed(group, error)
+                else:
+                    for each in group:
+                        each.decided.set_result(None)
+
+    def _not_committed(self, group: list[Deferred], error: Exception) -> None:
+        if not isinstance(error, RayQueueError):
+            _log.exception("transactions of %r have failed", self._id)
+            error = OutcomeUnknownError(f"transactions of {self._id!r} have failed; see the log")
+        for each in group:
+            each.fail(error)
+        self.behind.fail(
+            TransactionAbortedError(
+                f"a transaction of {self._id!r} was aborted, because one before it was not committed: {error}",
+                transactional_id=self._id,
+            )
+        )
+        self.behind.error = error
+        self._accumulator.refuse(self._no_transaction)
+        self._sender.drop(error)  # what is held back
+
+    async def settled(self, timeout_s: float) -> None:
+        """Once all that have ended are decided. Raises if one is not committed, and nobody was told."""
+
+        async def decided() -> None:
+            async with self._turn:
+                pass
+
+        try:
+            await in_time(decided(), timeout_s)
+        except asyncio.TimeoutError:
+            raise OutcomeUnknownError(f"transactions of {self._id!r} are not decided yet") from None
+        if self.behind.error is not None:
+            self._accumulator.failures()  # told by this
+        self.behind.tell()
+
+    async def abort_behind(self, deferred: Deferred) -> None:
+        """One whose end nobody waits for: because its block has failed, or because it is lost anyway."""
+        async with self._turn:  # those before it are decided then, and it is the one that is open
+            await self._abort(deferred)
+
+    async def _abort(self, deferred: Deferred) -> None:
+        newest = self.behind.dropped(deferred) or deferred.number == self.behind.number
+        if newest and self.life.state in (State.OPEN, State.DOOMED):
             await self._carry_out(self.life.abort())
 
     async def stage_offsets(self, number: int, stages: Sequence[OffsetStage]) -> None:
@@ -185,9 +261,14 @@ class TransactionTasks:
         """It can only be aborted."""
         self.life.failed(error)
 
-    def lost(self, error: RayQueueError) -> None:
-        """Something was to be sent, and was never accepted. From any thread; before any later call of the same."""
-        self._loop.call_soon_threadsafe(self._failed, error)
+    def lost(self, error: RayQueueError, number: int) -> None:
+        """Something was to be sent in this one (0: whichever is open), and was never accepted. From any thread; before
+        any later call of the same."""
+        self._loop.call_soon_threadsafe(self._lost, error, number)
+
+    def _lost(self, error: RayQueueError, number: int) -> None:
+        if number in (0, self.behind.number):
+            self._failed(error)
 
     async def _stage(
         self, number: int, stages: Sequence[_S], stage: Callable[[_S, Transaction], Awaitable[_A]]
@@ -214,21 +295,23 @@ class TransactionTasks:
 
     async def close(self) -> None:
         """Abort what is open, and let the coordinator forget what has ended."""
+        self.behind.close()
         async with self._turn:
             self._closed = True
+            self.behind.give_up(aborted(self._id))
             if self.life.state in (State.OPEN, State.DOOMED):
                 _log.warning("a producer was closed with a transaction of %r open: it is aborted", self._id)
                 try:
                     await self._carry_out(self.life.abort())
                 except RayQueueError as error:  # somebody else has the id, and it is aborted all the same
                     _log.warning("%s", error)
-            if self._marking is not None:
-                await asyncio.wait((self._marking,))
+            if self._marking:
+                await asyncio.wait(self._marking)
             await self._carry_out(self.life.closed())
 
     def _check(self, number: int) -> None:
         """``InvalidInputError`` unless this one is meant."""
-        if number != self.life.number:
+        if number != self.behind.number:
             raise InvalidInputError(f"this transaction of {self._id!r} is over")
 
     def _check_sound(self) -> None:
@@ -236,11 +319,13 @@ class TransactionTasks:
             raise self._no_transaction()
 
     def _no_transaction(self) -> RayQueueError:
-        if self.life.state is State.DOOMED:
-            return self.life.doomed()
-        return InvalidInputError(
-            f"this producer is transactional ({self._id!r}), and no transaction is open: send within "
-            "`with producer.transaction() as tx:`"
+        return (
+            self.behind.error
+            or self.life.doomed()
+            or InvalidInputError(
+                f"this producer is transactional ({self._id!r}), and no transaction is open: send within "
+                "`with producer.transaction() as tx:`"
+            )
         )
 
     # -- failures -------------------------------------------------------------------------------
@@ -249,12 +334,13 @@ class TransactionTasks:
         """A batch was given up: what is behind it cannot be written either, and need not be tried for long."""
         before = self.life.state
         self.life.failed(error)
-        if before in (State.OPEN, State.FLUSHING):
+        if self.behind.fail(self.life.aborted(error)) or before in (State.OPEN, State.FLUSHING):
             self._accumulator.refuse(self._no_transaction)
-            self._loop.call_soon(self._drop_rest, self.life.number, error)
+            self._loop.call_soon(self._drop_rest, self.behind.number, error)
 
     def _drop_rest(self, number: int, error: RayQueueError) -> None:
-        if number == self.life.number and self.life.state in (State.DOOMED, State.FLUSHING):
+        lost = self.behind.error is not None or self.life.state in (State.DOOMED, State.FLUSHING)
+        if number == self.behind.number and lost:
             self._sender.drop(error)
 
     # -- actions --------------------------------------------------------------------------------
@@ -276,9 +362,9 @@ class TransactionTasks:
             return await self._init(action)
         if isinstance(action, Accept):
             self._places = {}
-            self._accumulator.failures()  # of the one before, which is told
+            if not self.behind.busy:  # else it may be of what is held back
+                self._accumulator.failures()  # of the one before, which is told
             self._sender.begin(action.transaction)
-            self._accumulator.accept()
         elif isinstance(action, Flush):
             return await self._flush()
         elif isinstance(action, Drop):
@@ -289,7 +375,7 @@ class TransactionTasks:
         elif isinstance(action, End):
             return await self._end(action)
         elif isinstance(action, Mark):
-            self._marking = self._loop.create_task(self._mark(action, self._places))
+            self._marking.append(self._loop.create_task(self._mark(action, self._places)))
         elif isinstance(action, Finish):
             await self._finish(action)
         return []
@@ -310,9 +396,11 @@ class TransactionTasks:
             return self.life.not_initialised(error)
 
     async def _flush(self) -> list[Action]:
-        self._accumulator.refuse(self._no_transaction)
+        newest, self._serial = self._serial, None
+        if newest is None:
+            self._accumulator.refuse(self._no_transaction)
+            newest = self._accumulator.cut_all()
         resolved = asyncio.Event()
-        newest = self._accumulator.cut_all()
         self._accumulator.when_resolved(newest, resolved.set)  # in this thread: it is where outcomes become known
         await resolved.wait()  # each has its deadline
         failed, more = self._accumulator.failures()
@@ -322,8 +410,9 @@ class TransactionTasks:
         return self.life.flushed(self._touched())
 
     async def _end(self, action: End) -> list[Action]:
-        if self._marking is not None:
-            await asyncio.wait((self._marking,))
+        while len(self._marking) >= _MARKED_AT_ONCE:
+            await asyncio.wait(self._marking, return_when=asyncio.FIRST_COMPLETED)
+            self._marking = [each for each in self._marking if not each.done()]
         try:
             return self.life.decided(await self._decision(action.call))
         except RayQueueError as error:

@@ -21,9 +21,12 @@ from typing_extensions import Self
 
 from rayqueue.client.forks import forked
 from rayqueue.client.producer.delivery import Deliveries, Delivery
+from rayqueue.client.producer.transactions.behind import Deferred
+from rayqueue.client.producer.transactions.life import aborted
 from rayqueue.client.producer.transactions.tasks import AckStage, OffsetStage, Place, TransactionTasks
 from rayqueue.client.queue.settling import runs_of
-from rayqueue.client.twins import Twin, awaiting, blocking, in_io, part
+from rayqueue.client.twins import Twin, awaiting, blocking, in_io, outcome, part, rest
+from rayqueue.client.wakeup import Wakeup
 from rayqueue.errors import (
     InvalidInputError,
     LeaseLostError,
@@ -42,6 +45,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
+_LOOK_S = 1.0
+
 
 class Transaction(Twin):
     """Made by ``Producer.transaction``. Begun by ``with``, ``async with`` or ``begin``; used once."""
@@ -53,11 +58,15 @@ class Transaction(Twin):
     """As ``Producer.send_many``."""
     send_many_async: Callable[..., Any]
 
-    def __init__(self, producer: Producer[Any, Any], tasks: TransactionTasks, io: IoThread, *, visible: bool) -> None:
+    def __init__(
+        self, producer: Producer[Any, Any], tasks: TransactionTasks, io: IoThread, *, waits: bool, visible: bool
+    ) -> None:
         self._producer = producer
         self._tasks = tasks
         self._io = io
+        self._waits = waits
         self._visible = visible
+        self._deferred: Deferred | None = None
         self._number = 0
         self._over = False
         self._readers: dict[Consumer[Any, Any], Staging | None] = {}
@@ -76,13 +85,22 @@ class Transaction(Twin):
         if self._number:
             raise InvalidInputError("a transaction is used once: make another one by producer.transaction()")
         try:
-            self._number = await in_io(self._io, self._tasks.begin(self), finish=True)
+            begun = None if self._waits else await self._begin_behind()
+            if begun is None:
+                begun = await in_io(self._io, self._tasks.begin(self, waits=self._waits), finish=True)
         except asyncio.CancelledError:
             self._io.run(self._tasks.abandon(self))
             raise
-        producer = self._producer  # whose methods these are from now on: a send costs no more than any other
-        self.send, self.send_async = producer.send, producer.send_async
-        self.send_many, self.send_many_async = producer.send_many, producer.send_many_async
+        if begun is not None:
+            self._deferred, self._number = begun, begun.number
+            self._take_sends()
+
+    async def _begin_behind(self) -> Deferred | None:
+        """While others are being decided, if they are: nobody has to be asked, but there may be too many."""
+        behind, room = self._tasks.behind, Wakeup()
+        while (begun := behind.begin()) is None and behind.when_room(room.ring):
+            await rest(room, _LOOK_S)
+        return begun
 
     begin_async = awaiting(begin)
 
@@ -97,6 +115,9 @@ class Transaction(Twin):
         """
         self._check_begun()
         self._refuse_sends()
+        if not self._waits:
+            await self._commit_behind()
+            return
         try:
             await in_io(self._io, self._tasks.commit(self._number, visible=self._visible), finish=True)
         except OutcomeUnknownError:
@@ -108,12 +129,41 @@ class Transaction(Twin):
 
     commit_async = awaiting(commit)
 
+    async def _commit_behind(self) -> None:
+        deferred = self._deferred
+        assert deferred is not None  # noqa: S101  # it has begun
+        self._over = True
+        if not self._tasks.behind.end(deferred, lambda: self._io.run(self._tasks.commit_behind())):
+            await in_io(self._io, self._tasks.abort_behind(deferred), finish=True)
+            await self._decided(deferred)
+
+    @blocking
+    async def wait_committed(self) -> None:
+        """Wait until it is decided; raises what ``commit`` raises. Of use with ``wait=False``, after its end."""
+        if self._deferred is None or not self._over:
+            raise InvalidInputError("this transaction has not ended")
+        if not self._waits:
+            await self._decided(self._deferred)
+
+    wait_committed_async = awaiting(wait_committed)
+
+    async def _decided(self, deferred: Deferred) -> None:
+        try:
+            await outcome(deferred.decided)
+        except RayQueueError:
+            self._tasks.behind.error = None  # it is told by this
+            raise
+
     @blocking
     async def abort(self) -> None:
         """Nothing of it will ever be seen. Consumers that it has committed offsets of go back to where they were."""
         self._check_begun()
         self._refuse_sends()
-        await in_io(self._io, self._tasks.abort(self._number), finish=True)
+        if self._waits or self._deferred is None:
+            await in_io(self._io, self._tasks.abort(self._number), finish=True)
+        else:
+            self._deferred.fail(aborted(self._tasks.transactional_id))
+            await in_io(self._io, self._tasks.abort_behind(self._deferred), finish=True)
         self._ended(committed=False)
 
     abort_async = awaiting(abort)
@@ -136,6 +186,7 @@ class Transaction(Twin):
         same again. ``StaleGenerationError`` if something that it polled went to another member: abort.
         """
         self._check_begun()
+        self._check_waits()
         core = consumer._staged_by_transactions()
         self._readers.setdefault(consumer, None)
 
@@ -171,6 +222,7 @@ class Transaction(Twin):
         ``LeaseLostError`` if somebody else was given one of them meanwhile: abort, for its work is done there.
         """
         self._check_begun()
+        self._check_waits()
         leases: dict[tuple[Worker, int, int], list[int]] = {}
         for job in jobs:
             if job.settled:
@@ -236,6 +288,11 @@ class Transaction(Twin):
 
     # -- within ----------------------------------------------------------------------------------
 
+    def _take_sends(self) -> None:
+        within = self._producer._within(self._number)  # whose methods these are: a send costs no more than any other
+        self.send, self.send_async = within.send, within.send_async
+        self.send_many, self.send_many_async = within.send_many, within.send_many_async
+
     def _refuse_sends(self) -> None:
         self.send = self.send_async = self.send_many = self.send_many_async = self._not_open
 
@@ -248,6 +305,13 @@ class Transaction(Twin):
         self._check_process()
         if not self._number or self._over:
             self._not_open()
+
+    def _check_waits(self) -> None:
+        if not self._waits:
+            raise InvalidInputError(
+                "positions and jobs are for a transaction whose end is waited for, because what was polled comes again "
+                "if it is aborted: leave out wait=False"
+            )
 
     def _check_process(self) -> None:
         if self._io.forked:

@@ -10,7 +10,7 @@ import { QueueService } from "./gen/rayqueue/v1/queues_pb.js";
 import { RecordService } from "./gen/rayqueue/v1/records_pb.js";
 import { Producer } from "./producer.js";
 import { WorkQueue } from "./queue.js";
-import { type NewRecord, QueueRecord, toWire, type Written } from "./records.js";
+import { type Isolation, isolationOf, type NewRecord, QueueRecord, toWire, type Written } from "./records.js";
 import { type ReceivedRecord, type SubscribeOptions, subscription } from "./subscription.js";
 
 export interface RayQueueOptions {
@@ -135,7 +135,13 @@ export class RayQueue {
   /** Without a group, from a place on, and on with what is written later. Nothing is acknowledged. */
   async *fetch(
     topic: string,
-    from: { partition?: number; offset?: bigint | number; start?: "earliest" | "latest"; signal?: AbortSignal } = {},
+    from: {
+      partition?: number;
+      offset?: bigint | number;
+      start?: "earliest" | "latest";
+      isolation?: Isolation;
+      signal?: AbortSignal;
+    } = {},
   ): AsyncGenerator<QueueRecord, void, undefined> {
     const abort = new AbortController();
     const signal = from.signal ? AbortSignal.any([abort.signal, from.signal]) : abort.signal;
@@ -145,7 +151,7 @@ export class RayQueue {
     };
     try {
       for await (const { records } of this.#records.fetch(
-        { topic, ...place, startAtEnd: from.start === "latest" },
+        { topic, ...place, startAtEnd: from.start === "latest", isolation: isolationOf(from.isolation) },
         { signal },
       ))
         for (const each of records) yield new QueueRecord(each);

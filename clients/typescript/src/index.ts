@@ -17,5 +17,5 @@ export {
   type QueueSize,
   WorkQueue,
 } from "./queue.js";
-export { type Bytes, type NewContents, type NewRecord, QueueRecord, type Written } from "./records.js";
+export { type Bytes, type Isolation, type NewContents, type NewRecord, QueueRecord, type Written } from "./records.js";
 export type { ReceivedRecord, SubscribeOptions } from "./subscription.js";

@@ -3,12 +3,21 @@
 import { create } from "@bufbuild/protobuf";
 
 import {
+  Isolation as WireIsolation,
   NewRecordSchema,
   type NewRecord as WireNewRecord,
   type Record as WireRecord,
 } from "./gen/rayqueue/v1/common_pb.js";
 
 export type Bytes = Uint8Array | string;
+
+/** Of transactions: only what is committed, or everything. Left out: what is committed. */
+export type Isolation = "read_committed" | "read_uncommitted";
+
+export function isolationOf(isolation: Isolation | undefined): WireIsolation {
+  if (isolation === undefined) return WireIsolation.UNSPECIFIED;
+  return isolation === "read_committed" ? WireIsolation.READ_COMMITTED : WireIsolation.READ_UNCOMMITTED;
+}
 
 /** What is written. Texts are stored as UTF-8. Of `value` and `json` one; none: it has no value. */
 export interface NewContents {

@@ -11,7 +11,7 @@ import { RayQueueError } from "./errors.js";
 import type { Record as WireRecord } from "./gen/rayqueue/v1/common_pb.js";
 import { type RecordService, type SubscribeRequest, SubscribeRequestSchema } from "./gen/rayqueue/v1/records_pb.js";
 import { Outbox } from "./outbox.js";
-import { QueueRecord } from "./records.js";
+import { type Isolation, isolationOf, QueueRecord } from "./records.js";
 
 export interface SubscribeOptions {
   group: string;
@@ -22,6 +22,7 @@ export interface SubscribeOptions {
   credit?: number;
   /** The gateway ends the session after so long a silence of this program. */
   timeoutMs?: number;
+  isolation?: Isolation;
   /** Open a stream that broke again. */
   reconnect?: boolean;
   signal?: AbortSignal;
@@ -75,6 +76,7 @@ class Stream {
       startAtEnd: options.start === "latest",
       credit,
       timeoutMs: options.timeoutMs ?? 0,
+      isolation: isolationOf(options.isolation),
     };
     this.#put({ case: "join", value: { ...join, $typeName: "rayqueue.v1.Join" } });
     void this.#run(client);

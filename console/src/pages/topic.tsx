@@ -139,7 +139,11 @@ function Replicas({ partition }: { partition: Partition }) {
   return (
     <ul class="replicas">
       {partition.replicas.map((each) => (
-        <li key={each.node} data-tone={tone(partition, each)} title={each.problem ?? `${each.node}: ${each.role}`}>
+        <li
+          key={each.replica_id}
+          data-tone={tone(partition, each)}
+          title={each.problem ?? `${each.replica_id}: ${each.role}`}
+        >
           <span class="mark" aria-hidden="true">
             {each.role === "leader" ? "●" : "○"}
           </span>

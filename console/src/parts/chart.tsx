@@ -66,7 +66,8 @@ export function Chart({ series, at_ms, label, format = short, height = 180 }: Ch
             stroke: colour("--accent"),
             width: 2,
             fill: colour("--accent-wash"),
-            points: { show: false },
+            // A figure that was looked at once has no line yet: it is a dot.
+            points: { show: (of) => (of.data[1] ?? []).filter((each) => each != null).length === 1, size: 7 },
             spanGaps: false,
           },
         ],

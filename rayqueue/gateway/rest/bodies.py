@@ -1,8 +1,7 @@
-"""Bodies: a request's body, read in time, unpacked within bounds, and decoded."""
+"""Bodies: a request's body, unpacked within bounds, and decoded. That it comes in time, ``connections`` sees to."""
 
 from __future__ import annotations
 
-import asyncio
 import zlib
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from typing import Any
@@ -11,7 +10,6 @@ import msgspec
 
 from rayqueue.config import GatewaySettings
 from rayqueue.errors import InvalidInputError, RequestTooLargeError, UnsupportedMediaError
-from rayqueue.gateway.within import within
 
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 
@@ -19,7 +17,7 @@ _GZIP = 16 + zlib.MAX_WBITS
 
 
 class SlowCallerError(Exception):
-    """He is hung up on: an answer would wait for him, too."""
+    """He has gone, or was hung up on: an answer would wait for him, too."""
 
 
 async def read(receive: Receive, headers: Mapping[str, str], settings: GatewaySettings) -> bytes:
@@ -31,10 +29,7 @@ async def read(receive: Receive, headers: Mapping[str, str], settings: GatewaySe
     encoding = headers.get("content-encoding", "identity").strip().lower()
     if encoding not in ("identity", "gzip"):
         raise UnsupportedMediaError(f"Content-Encoding {encoding!r} is not known here: gzip, or none")
-    try:
-        body = await within(settings.slow_timeout_ms / 1000, _all(receive, most))
-    except asyncio.TimeoutError:
-        raise SlowCallerError from None
+    body = await _all(receive, most)
     return unpacked(body, most) if encoding == "gzip" else body
 
 

@@ -1,4 +1,4 @@
-"""Connections of HTTP callers: how many there may be, and how long a request's head may take.
+"""Connections of HTTP callers: how many there may be, and how long a request may take to arrive, head and body.
 
 uvicorn bounds neither: it waits for a request's first line for ever.
 """
@@ -47,9 +47,9 @@ def protocol_of(settings: GatewaySettings, slots: Slots) -> type[Any]:
             self._wait()
             super().on_message_begin()
 
-        def on_headers_complete(self) -> None:
+        def on_message_complete(self) -> None:
             self._arrived()
-            super().on_headers_complete()
+            super().on_message_complete()
 
         def _wait(self) -> None:
             self._arrived()

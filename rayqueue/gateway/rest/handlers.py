@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from rayqueue import __version__
+from rayqueue.client.producer.delivery import RecordMetadata
 from rayqueue.config import descriptions
 from rayqueue.errors import InvalidInputError, NotLeaderError
 from rayqueue.gateway.operations import Columns, Operations
@@ -18,6 +19,7 @@ from rayqueue.gateway.queues import Queues
 from rayqueue.gateway.rest import models as m
 from rayqueue.gateway.sessions import Place, Session
 from rayqueue.gateway.values import columns_of, from_base64, shown, utf8
+from rayqueue.gateway.written import as_json
 from rayqueue.protocol.topics import TopicInfo
 from rayqueue.records import Record
 
@@ -146,17 +148,14 @@ async def publish_raw(call: Call) -> Any:
 async def _publish(call: Call, columns: Columns) -> Any:
     topic = call.params.topic
 
-    async def carry_out() -> bytes:
-        written = await call.operations.publish(call.caller, topic, columns)
-        return _ENCODE(
-            m.Published(topic, [m.WrittenOut(partition, offset or 0, at_ms) for _, partition, offset, at_ms in written])
-        )
+    def encode(written: Sequence[RecordMetadata]) -> bytes:
+        return b'{"topic":%s,"records":%s}' % (_ENCODE(topic), as_json(written))
 
     key = call.headers.get("idempotency-key")
     if key is None:
-        return Answer(await carry_out(), {})
-    params = msgspec.json.encode(call.params)
-    answer, before = await call.operations.once(call.caller, topic, key, params + b"\n" + call.raw, carry_out)
+        return Answer(encode(await call.operations.publish(call.caller, topic, columns)), {})
+    contents = msgspec.json.encode(call.params) + b"\n" + call.raw
+    answer, before = await call.operations.publish_once(call.caller, topic, key, contents, columns, encode)
     return Answer(answer, {"Idempotency-Replayed": "true" if before else "false"})
 
 
@@ -172,6 +171,7 @@ async def peek(call: Call) -> Any:
         offset=params.offset,
         timestamp_ms=params.timestamp_ms,
         max_records=params.max,
+        isolation=params.isolation,
     )
     return m.Records([shown(each, params.format) for each in found])
 
@@ -179,7 +179,12 @@ async def peek(call: Call) -> Any:
 async def tail(call: Call) -> Any:
     params: m.TailParams = call.params
     batches = call.operations.tail(
-        call.caller, params.topic, partition=params.partition, offset=params.offset, start=params.start
+        call.caller,
+        params.topic,
+        partition=params.partition,
+        offset=params.offset,
+        start=params.start,
+        isolation=params.isolation,
     )
     first = await anext(batches)  # what is wrong is told by the status
 
@@ -220,7 +225,12 @@ async def consume_tracked(call: Call) -> Any:
 async def open_session(call: Call) -> Any:
     body: m.OpenSession = call.body
     session = await call.operations.open_session(
-        call.caller, call.params.group, body.topics, start=body.start, timeout_ms=body.timeout_ms
+        call.caller,
+        call.params.group,
+        body.topics,
+        start=body.start,
+        timeout_ms=body.timeout_ms,
+        isolation=body.isolation,
     )
     return _session(call, session)
 

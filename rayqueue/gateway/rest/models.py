@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import UNSET, Meta, Struct
 
-from rayqueue.gateway.operations import MAX_RECORDS
+from rayqueue.gateway.operations import MAX_RECORDS, Isolation
 from rayqueue.gateway.values import Base64, Form, Int32, Int64, Name, RecordOut
 from rayqueue.protocol.topics import MAX_PARTITIONS, TopicSettings, declared
 
@@ -41,6 +41,7 @@ class PeekParams(Struct):
     timestamp_ms: Int64 | None = None
     max: Count = 10
     format: Form = "auto"
+    isolation: Isolation | None = None
 
 
 class TailParams(Struct):
@@ -49,6 +50,7 @@ class TailParams(Struct):
     offset: Int64 | None = None
     start: Literal["earliest", "latest"] = "latest"
     format: Form = "auto"
+    isolation: Isolation | None = None
 
 
 class TrackedParams(Struct):
@@ -134,6 +136,7 @@ class OpenSession(Struct, forbid_unknown_fields=True):
     topics: Annotated[list[Name], Meta(min_length=1, max_length=100)]
     start: Literal["earliest", "latest"] = "earliest"
     timeout_ms: Annotated[int, Meta(ge=1000, le=600_000)] | None = None
+    isolation: Isolation | None = None
 
 
 class AckPlace(Struct, forbid_unknown_fields=True, gc=False):
@@ -209,7 +212,7 @@ class TopicList(Struct):
 class ReplicaOut(Struct):
     """A replica and its state in the partition's Raft group."""
 
-    node: str
+    replica_id: str
     broker: str
     role: str
     high_watermark: int | None
@@ -334,7 +337,7 @@ class MoveOut(Struct):
 
 class LostOut(Struct):
     group_id: str
-    node: str
+    replica_id: str
     why: str
 
 

@@ -9,12 +9,12 @@ import msgspec
 
 from rayqueue.client.queue.dead import DeadJob
 from rayqueue.client.queue.detached import JobLease, Kind
-from rayqueue.errors import InvalidInputError, UnknownJobError
+from rayqueue.errors import InvalidInputError
 from rayqueue.gateway.queues import PutJob, QueueState, Wanted
 from rayqueue.gateway.rest import queue_models as m
 from rayqueue.gateway.rest.handlers import Answer, Call, Handed
 from rayqueue.gateway.rest.models import given
-from rayqueue.gateway.values import Form, column, contents_of, show, utf8
+from rayqueue.gateway.values import Form, column, contents_of, show, utf8, value_of
 
 # -- queues -----------------------------------------------------------------------------------------
 
@@ -70,7 +70,7 @@ async def put_jobs(call: Call) -> Any:
 def _wanted(job: m.JobIn) -> Wanted:
     if job.dedupe_id is not None:
         utf8(job.dedupe_id)
-    return Wanted(job.delay_ms, job.deliver_at_ms, job.ttl_ms, job.dedupe_id)
+    return Wanted(job.delay_ms, job.deliver_at_ms, job.ttl_ms, job.dedupe_id, job.want_result)
 
 
 async def lease_jobs(call: Call) -> Any:
@@ -102,18 +102,25 @@ async def job_state(call: Call) -> Any:
     return m.JobState(call.params.job, found.state, found.deliveries)
 
 
+async def job_result(call: Call) -> Any:
+    params: m.ResultParams = call.params
+    found = await call.queues.result(call.caller, params.queue, params.job, params.wait_ms)
+    shown = m.ResultOut(params.job, found.state, found.reason, found.traceback)
+    show(shown, found.value, None, (), params.format)
+    return shown
+
+
 async def cancel_job(call: Call) -> Any:
-    if not await call.queues.cancel(call.caller, call.params.queue, call.params.job):
-        raise UnknownJobError(
-            f"there is no job {call.params.job} in {call.params.queue} that waits: somebody works on it, or it is gone"
-        )
+    await call.queues.cancel(call.caller, call.params.queue, call.params.job)
 
 
 # -- leases -----------------------------------------------------------------------------------------
 
 
 async def ack_jobs(call: Call) -> Any:
-    return await _settle(call, "ack")
+    body: m.AckJobs = call.body
+    result = None if body.result is None else value_of(call.max_json_depth, body.result)
+    return await _settle(call, "ack", result=result)
 
 
 async def nack_jobs(call: Call) -> Any:

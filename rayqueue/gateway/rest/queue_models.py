@@ -11,7 +11,7 @@ from rayqueue.client.queue.job import MAX_REASON, MAX_TRACEBACK
 from rayqueue.gateway.operations import MAX_RECORDS
 from rayqueue.gateway.queues import MAX_CHANGED
 from rayqueue.gateway.rest.models import WaitMs, setting
-from rayqueue.gateway.values import Contents, Form, Name
+from rayqueue.gateway.values import Contents, Form, Name, Value
 from rayqueue.protocol.jobs import MAX_TIME_MS
 from rayqueue.protocol.topics import TopicSettings, declared
 
@@ -43,6 +43,11 @@ class LeaseJobsParams(QueueParams):
 
 class JobParams(QueueParams):
     job: JobText
+
+
+class ResultParams(JobParams):
+    wait_ms: WaitMs = 1000
+    format: Form = "auto"
 
 
 class DeadParams(QueueParams):
@@ -82,6 +87,7 @@ class JobIn(Contents, forbid_unknown_fields=True, gc=False):
     deliver_at_ms: TimeMs | None = None
     ttl_ms: LeaseMs | None = None
     dedupe_id: Annotated[str, Meta(min_length=1, max_length=256)] | None = None
+    want_result: bool = False
 
 
 class PutJobs(Struct, forbid_unknown_fields=True):
@@ -89,7 +95,15 @@ class PutJobs(Struct, forbid_unknown_fields=True):
 
 
 class AckJobs(Struct, forbid_unknown_fields=True):
-    """Jobs that are done, by their leases."""
+    """Jobs that are done, by their leases. One of them may have a result, for whoever has put it with
+    ``want_result``."""
+
+    leases: Leases
+    result: Value | None = None
+
+
+class ReleaseJobs(Struct, forbid_unknown_fields=True):
+    """Jobs that were not begun, by their leases."""
 
     leases: Leases
 
@@ -189,6 +203,19 @@ class JobState(Struct):
     job_id: str
     state: str
     deliveries: int
+
+
+class ResultOut(Struct, omit_defaults=True):
+    """What became of a job: ``done``, with what it was acknowledged with; ``dead``, with its reason; ``cancelled``;
+    ``pending``, if it was none of them in time."""
+
+    job_id: str
+    state: str
+    reason: str = ""
+    traceback: str = ""
+    value: Raw | UnsetType = UNSET
+    text: str | UnsetType = UNSET
+    base64: str | UnsetType = UNSET
 
 
 class SettledOut(Struct):

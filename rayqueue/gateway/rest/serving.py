@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 from fastapi import FastAPI
+from starlette.datastructures import QueryParams
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
@@ -45,11 +46,11 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 def make_app(gateway: Any) -> FastAPI:
     """Of one gateway (``rayqueue.gateway.server.Gateway``)."""
-    app = FastAPI(
+    app = App(
         title="RayQueue", version=__version__, docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False
     )
     for route in ROUTES:
-        app.add_route(route.path, _endpoint(gateway, route), methods=[route.method], include_in_schema=False)
+        app.serve(_Serving(gateway, route))
     told = msgspec.json.encode(document())
     add_pages(app, told)
     add_console(app)
@@ -57,20 +58,56 @@ def make_app(gateway: Any) -> FastAPI:
     async def refused(_: Request, error: Exception) -> Response:
         status = error.status_code if isinstance(error, HTTPException) else 500
         headers = dict(error.headers or {}) if isinstance(error, HTTPException) else {}
-        return _problem(problems.of_status(status, "/openapi.json lists all routes"), headers)
+        told = problems.of_status(status, "/openapi.json lists all routes")
+        return Response(problems.encoded(told), status, headers, problems.CONTENT_TYPE)
 
     app.add_exception_handler(HTTPException, refused)
     return app
 
 
-def _endpoint(gateway: Any, route: Route) -> Callable[[Request], Awaitable[Response]]:
-    serving = _Serving(gateway, route)
+class App(FastAPI):
+    """FastAPI, whose routes of the gateway's own are found without its layers: these cost a request as much as all
+    else that is done for it. What is found neither by its method nor its path goes through them, as pages do."""
 
-    async def endpoint(request: Request) -> Response:
-        return await serving.answer(request)
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self._direct: dict[tuple[str, int], list[tuple[tuple[str, ...], _Serving]]] = {}
 
-    endpoint.__name__ = route.operation_id
-    return endpoint
+    def serve(self, serving: _Serving) -> None:
+        route = serving.route
+        parts = tuple(route.path.split("/"))
+        self._direct.setdefault((route.method, len(parts)), []).append((parts, serving))
+
+        async def endpoint(request: Request) -> Any:
+            return await serving.answer(request.scope, request.receive, request.path_params)
+
+        endpoint.__name__ = route.operation_id
+        self.add_route(route.path, endpoint, methods=[route.method], include_in_schema=False)
+
+    def find(self, method: str, path: str) -> tuple[_Serving, dict[str, str]] | None:
+        """The route, and what stands for its parameters."""
+        given = path.split("/")
+        for parts, serving in self._direct.get((method, len(given)), ()):
+            params = {}
+            for part, has in zip(parts, given, strict=True):
+                if part[:1] == "{":
+                    if not has:
+                        break
+                    params[part[1:-1]] = has
+                elif part != has:
+                    break
+            else:
+                return serving, params
+        return None
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        found = self.find(scope["method"], scope["path"]) if scope["type"] == "http" else None
+        if found is None:
+            await super().__call__(scope, receive, send)
+            return
+        serving, params = found
+        answer = await serving.answer(scope, receive, params)
+        await answer(scope, receive, send)
 
 
 class _Serving:
@@ -79,37 +116,38 @@ class _Serving:
     def __init__(self, gateway: Any, route: Route) -> None:
         self._gateway = gateway
         self._settings = gateway.settings
-        self._route = route
+        self.route = route
         self._decoder: Any = None
         if route.body not in (None, bytes):
             self._decoder = msgspec.json.Decoder(route.body)
 
-    async def answer(self, request: Request) -> Response:
-        gateway, route = self._gateway, self._route
-        headers = dict(request.headers)
-        source = request.client.host if request.client is not None else "unknown"
+    async def answer(self, scope: Any, receive: Any, path_params: dict[str, str]) -> Reply | EventStream:
+        gateway, route = self._gateway, self.route
+        # Of a header that is given twice, the first counts.
+        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in reversed(scope["headers"])}
+        source: str = scope["client"][0] if scope.get("client") else "unknown"
         token = token_of(headers)
         try:
             gateway.limits.arrived(source)
             caller = ANYONE if route.public else gateway.keys.caller(token)
-            body = await bodies.read(request.receive, headers, self._settings)
+            body = await bodies.read(receive, headers, self._settings)
             gateway.limits.take(caller.key_id or f"open {source}", len(body))
-            return await self._carry_out(caller, request, headers, body)
+            given = _given(scope["query_string"], path_params)
+            return await self._carry_out(caller, receive, given, headers, body)
         except RayQueueError as error:
             if gateway.keys.some and isinstance(error, UnauthenticatedError | PermissionDeniedError):
                 gateway.audit.refused(shown_key(token), f"{route.method} {route.path}", error.code, source)
             return of_error(error)
         except bodies.SlowCallerError:
-            return HangUp()
+            return Reply(408, b"", {"connection": "close"}, None)
         except Exception:  # noqa: BLE001  # a bug: the log has it, the caller is not told
             _log.exception("%s %s has failed", route.method, route.path)
             return _problem(problems.INTERNAL, {})
 
-    async def _carry_out(self, caller: Caller, request: Request, headers: dict[str, str], raw: bytes) -> Response:
-        route = self._route
-        given = {**request.query_params, **request.path_params}
-        if len(request.query_params.multi_items()) + len(request.path_params) != len(given):
-            raise InvalidInputError("a parameter is given twice")
+    async def _carry_out(
+        self, caller: Caller, receive: Any, given: dict[str, str], headers: dict[str, str], raw: bytes
+    ) -> Reply | EventStream:
+        route = self.route
         call = Call(
             caller,
             bodies.converted(given, route.params),
@@ -124,26 +162,37 @@ class _Serving:
         most_s = (self._settings.request_timeout_ms + getattr(call.params, "wait_ms", 0)) / 1000
         try:
             handling = route.handler(call)
-            found = await within(most_s, _watched(handling, request) if route.watched else handling)
+            found = await within(most_s, _watched(handling, receive) if route.watched else handling)
         except asyncio.TimeoutError:
             raise OutcomeUnknownError(f"this was not done after {most_s:g} s; it may still be") from None
+        if isinstance(found, Answer):
+            return Reply(found.status or route.status, found.body, found.headers)
         if isinstance(found, Events):
             return EventStream(found, self._settings.slow_timeout_ms / 1000)
         if found is None:
-            return Response(status_code=204)
-        if isinstance(found, Answer):
-            return Response(found.body, route.status, found.headers, JSON)
-        return Response(msgspec.json.encode(found), route.status, media_type=JSON)
+            return Reply(204, b"", {}, None)
+        return Reply(route.status, msgspec.json.encode(found), {})
 
     def _body(self, headers: dict[str, str], raw: bytes) -> Any:
         if self._decoder is None:
-            if raw and self._route.body is None:
+            if raw and self.route.body is None:
                 raise InvalidInputError("this request takes no body")
             return None
         kind = headers.get("content-type", JSON).partition(";")[0].strip().lower()
         if kind != JSON:
             raise UnsupportedMediaError(f"Content-Type {kind!r} is not known here: {JSON}")
         return bodies.decoded(raw, self._decoder)
+
+
+def _given(query: bytes, path_params: dict[str, str]) -> dict[str, str]:
+    """Parameters of the path and of the query."""
+    if not query:
+        return path_params
+    found = QueryParams(query)
+    given = {**found, **path_params}
+    if len(found.multi_items()) + len(path_params) != len(given):
+        raise InvalidInputError("a parameter is given twice")
+    return given
 
 
 # -- answers --------------------------------------------------------------------------------------
@@ -161,7 +210,7 @@ def shown_key(token: str | None) -> str:
     return "none" if parsed is None else parsed.key_id
 
 
-def of_error(error: RayQueueError) -> Response:
+def of_error(error: RayQueueError) -> Reply:
     headers = {}
     after_s = problems.retry_after_s(error)
     if after_s is not None:
@@ -171,23 +220,32 @@ def of_error(error: RayQueueError) -> Response:
     return _problem(problems.problem_of(error), headers)
 
 
-def _problem(problem: problems.Problem, headers: dict[str, str]) -> Response:
-    return Response(problems.encoded(problem), problem.status, headers, problems.CONTENT_TYPE)
+def _problem(problem: problems.Problem, headers: dict[str, str]) -> Reply:
+    return Reply(problem.status, problems.encoded(problem), headers, problems.CONTENT_TYPE)
 
 
-class HangUp(Response):
-    """No answer: the connection is closed."""
+class Reply:
+    """A whole answer, as ASGI has it."""
+
+    __slots__ = ("_body", "_headers", "_status")
+
+    def __init__(self, status: int, body: bytes, headers: dict[str, str], kind: str | None = JSON) -> None:
+        self._status = status
+        self._body = body
+        made = [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
+        if kind is not None:
+            made += ((b"content-type", kind.encode()), (b"content-length", b"%d" % len(body)))
+        self._headers = made
 
     async def __call__(self, scope: Any, receive: Any, send: Send) -> None:
-        await send({"type": "http.response.start", "status": 408, "headers": [(b"connection", b"close")]})
-        await send({"type": "http.response.body", "body": b""})
+        await send({"type": "http.response.start", "status": self._status, "headers": self._headers})
+        await send({"type": "http.response.body", "body": self._body})
 
 
-class EventStream(Response):
+class EventStream:
     """Server-sent events, until the caller goes, or takes nothing for too long."""
 
     def __init__(self, events: Events, slow_s: float) -> None:
-        super().__init__()
         self._events = events.events
         self._slow_s = slow_s
 
@@ -215,11 +273,11 @@ class EventStream(Response):
             await self._events.aclose()  # type: ignore[attr-defined]
 
 
-async def _watched(handling: Coroutine[Any, Any, Any], request: Request) -> Any:
+async def _watched(handling: Coroutine[Any, Any, Any], receive: Any) -> Any:
     """What it answers. ``SlowCallerError`` if the caller goes before: it is cancelled, and what it has taken for him
     is given back."""
     work = asyncio.ensure_future(handling)
-    gone = asyncio.ensure_future(_until_gone(request.receive))
+    gone = asyncio.ensure_future(_until_gone(receive))
     try:
         await asyncio.wait((work, gone), return_when=asyncio.FIRST_COMPLETED)
         if not gone.done():

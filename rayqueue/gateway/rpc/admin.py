@@ -144,7 +144,7 @@ def _topic(info: TopicInfo) -> pb.Topic:
 def _partition(found: PartitionDescription) -> pb.Partition:
     replicas = [
         pb.Replica(
-            node=each.node,
+            replica_id=each.replica_id,
             broker=each.broker,
             role=each.role,
             high_watermark=each.high_watermark,

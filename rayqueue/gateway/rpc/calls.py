@@ -11,6 +11,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import grpc
@@ -53,7 +54,12 @@ class Letting(grpc.aio.ServerInterceptor):
         else:
             call, make = calls.unary(behaviour, handler.request_streaming), grpc.stream_unary_rpc_method_handler
         # Requests are read by us, as bytes: once the caller is let in, and not for longer than he may take.
-        return make(call, None, handler.response_serializer)
+        return make(call, None, partial(_serialised, handler.response_serializer))
+
+
+def _serialised(serialise: Callable[[Any], bytes], answer: Any) -> bytes:
+    """A message, or one whose bytes a method has made itself."""
+    return answer if isinstance(answer, bytes) else serialise(answer)
 
 
 def token_of(metadata: dict[str, Any]) -> str | None:
@@ -69,6 +75,26 @@ class Rpc:
     who: str
     """Whose share of bytes and streams it takes."""
     context: Any
+    size_bytes: int = 0
+    """Of the request, as it came. Of a stream: ``Messages.size_bytes``."""
+
+
+class Messages:
+    """The messages of a stream, decoded."""
+
+    def __init__(self, raw: AsyncIterator[bytes], decode: Callable[[bytes], Any]) -> None:
+        self._raw = aiter(raw)
+        self._decode = decode
+        self.size_bytes = 0
+        """Of the last one, as it came."""
+
+    def __aiter__(self) -> Messages:
+        return self
+
+    async def __anext__(self) -> Any:
+        raw = await anext(self._raw)
+        self.size_bytes = len(raw)
+        return self._decode(raw)
 
 
 class _Calls:
@@ -101,15 +127,11 @@ class _Calls:
     def _decoded(self, request: Any) -> Any:
         """A message, or a stream of them."""
         if not isinstance(request, bytes):
-            return self._each_decoded(request)
+            return Messages(request, self._decoded)
         try:
             return self._decode(request)
         except DecodeError as error:
             raise InvalidInputError(f"these bytes are no message of {self._method}: {error}") from None
-
-    async def _each_decoded(self, requests: AsyncIterator[bytes]) -> AsyncIterator[Any]:
-        async for request in requests:
-            yield self._decoded(request)
 
     async def _one(self, behaviour: Any, streamed: bool, requests: AsyncIterator[bytes], context: Any) -> Any:
         caller, who = self._let_in(context)
@@ -119,7 +141,7 @@ class _Calls:
         if caller is None:
             return await behaviour(request, context)
         most_s = (self._gateway.settings.request_timeout_ms + getattr(request, "wait_ms", 0)) / 1000
-        return await within(most_s, behaviour(request, Rpc(caller, who, context)))
+        return await within(most_s, behaviour(request, Rpc(caller, who, context, len(raw))))
 
     def streaming(self, behaviour: Any, streamed: bool) -> Any:
         async def call(requests: AsyncIterator[bytes], context: Any) -> Any:
@@ -159,12 +181,13 @@ class _Calls:
             self._gateway.limits.take(who, len(request) if isinstance(request, bytes) else 0)
 
     async def _ending(self, context: Any, work: Callable[[], Awaitable[Any]]) -> Any:
+        peer = context.peer()
+        source, limits = source_of(peer), self._gateway.limits
         try:
-            with self._gateway.limits.calls.held(source_of(context.peer())):
+            with limits.peers.held(source, peer), limits.calls.held(source):
                 return await work()
         except RayQueueError as error:
             if self._gateway.keys.some and isinstance(error, UnauthenticatedError | PermissionDeniedError):
-                source = source_of(context.peer())
                 self._gateway.audit.refused(shown_key(self._token), self._method, error.code, source)
             await context.abort_with_status(status_of(error))
         except asyncio.TimeoutError:

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 from operator import attrgetter, methodcaller
 from typing import Any
 
-from rayqueue.client.producer.delivery import RecordMetadata
-from rayqueue.gateway.operations import Columns
+from rayqueue.errors import InvalidInputError
+from rayqueue.gateway.operations import Columns, Isolation
 from rayqueue.gateway.rpc.v1 import common_pb2
 from rayqueue.gateway.sessions import Place
 from rayqueue.records import Record
@@ -61,11 +61,6 @@ def _varint_bytes(number: int) -> int:
     return (number.bit_length() + 6) // 7
 
 
-def written_of(written: Iterable[RecordMetadata]) -> list[common_pb2.Written]:
-    make = common_pb2.Written
-    return [make(partition=partition, offset=offset, timestamp_ms=at_ms) for _, partition, offset, at_ms in written]
-
-
 def records_of(records: Iterable[Record]) -> list[common_pb2.Record]:
     make = common_pb2.Record
     made = []
@@ -83,6 +78,18 @@ def records_of(records: Iterable[Record]) -> list[common_pb2.Record]:
             record.headers.extend(common_pb2.Header(name=name, value=value) for name, value in each.headers)
         made.append(record)
     return made
+
+
+_ISOLATIONS: dict[int, Isolation] = {
+    common_pb2.ISOLATION_READ_COMMITTED: "read_committed",
+    common_pb2.ISOLATION_READ_UNCOMMITTED: "read_uncommitted",
+}
+
+
+def isolation_of(number: int) -> Isolation | None:
+    if number and number not in _ISOLATIONS:
+        raise InvalidInputError(f"there is no isolation {number}: 1 is read_committed, 2 is read_uncommitted")
+    return _ISOLATIONS.get(number)
 
 
 def places_of(places: Iterable[common_pb2.Place]) -> list[Place]:

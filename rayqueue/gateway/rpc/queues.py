@@ -9,9 +9,10 @@ from typing import Any
 import msgspec
 
 from rayqueue.client.queue.dead import DeadJob
+from rayqueue.client.queue.decoding import PeekedJob
 from rayqueue.client.queue.detached import Kind, TakenJob
 from rayqueue.errors import InvalidInputError
-from rayqueue.gateway.queues import PutJob, Queues, QueueState, Wanted
+from rayqueue.gateway.queues import MAX_CHANGED, PutJob, Queues, QueueState, Wanted
 from rayqueue.gateway.rpc.admin import given_settings, settings_of
 from rayqueue.gateway.rpc.calls import Rpc
 from rayqueue.gateway.rpc.messages import columns_of_contents
@@ -26,6 +27,7 @@ _POLL_MS = 1000
 _SEND_JOBS = 500
 _MAX_CREDIT = 10_000
 _MAX_DEAD = 100
+_PEEKED = 10
 
 
 class WorkQueues(QueueServiceServicer):
@@ -103,7 +105,8 @@ class WorkQueues(QueueServiceServicer):
     # -- leases -----------------------------------------------------------------------------------
 
     async def AckJobs(self, request: pb.AckJobsRequest, rpc: Rpc) -> pb.AckJobsResponse:  # noqa: N802
-        return pb.AckJobsResponse(**await self._settle(rpc, request, "ack"))
+        result = request.result if request.HasField("result") else None
+        return pb.AckJobsResponse(**await self._settle(rpc, request, "ack", result=result))
 
     async def NackJobs(self, request: pb.NackJobsRequest, rpc: Rpc) -> pb.NackJobsResponse:  # noqa: N802
         delay_ms = _time("delay_ms", request.delay_ms) if request.HasField("delay_ms") else None
@@ -127,6 +130,28 @@ class WorkQueues(QueueServiceServicer):
         lease_ms = _time("lease_ms", request.lease_ms)
         lost, lasts_ms = await self._queues.extend(rpc.caller, request.queue, leases, lease_ms)
         return pb.ExtendJobsResponse(extended=len(set(leases)) - len(lost), lost=map(str, lost), lease_ms=lasts_ms)
+
+    # -- single jobs ------------------------------------------------------------------------------
+
+    async def PeekJobs(self, request: pb.PeekJobsRequest, rpc: Rpc) -> pb.PeekJobsResponse:  # noqa: N802
+        most = request.max_jobs or _PEEKED
+        if most > MAX_CHANGED:
+            raise InvalidInputError(f"1 to {MAX_CHANGED} jobs at a time, not {most}")
+        return pb.PeekJobsResponse(jobs=map(_peeked, await self._queues.peek(rpc.caller, request.queue, most)))
+
+    async def GetJobState(self, request: pb.GetJobStateRequest, rpc: Rpc) -> pb.GetJobStateResponse:  # noqa: N802
+        found = await self._queues.state(rpc.caller, request.queue, request.job_id)
+        return pb.GetJobStateResponse(state=found.state, deliveries=found.deliveries)
+
+    async def GetJobResult(self, request: pb.GetJobResultRequest, rpc: Rpc) -> pb.GetJobResultResponse:  # noqa: N802
+        found = await self._queues.result(rpc.caller, request.queue, request.job_id, request.wait_ms)
+        return pb.GetJobResultResponse(
+            state=found.state, result=found.value, reason=found.reason, traceback=found.traceback
+        )
+
+    async def CancelJob(self, request: pb.CancelJobRequest, rpc: Rpc) -> pb.CancelJobResponse:  # noqa: N802
+        await self._queues.cancel(rpc.caller, request.queue, request.job_id)
+        return pb.CancelJobResponse()
 
     # -- dead letters -----------------------------------------------------------------------------
 
@@ -224,6 +249,7 @@ def _wanted(job: pb.NewJob) -> Wanted:
         job.deliver_at_ms if job.HasField("deliver_at_ms") else None,
         job.ttl_ms if job.HasField("ttl_ms") else None,
         job.dedupe_id if job.HasField("dedupe_id") else None,
+        job.want_result,
     )
 
 
@@ -246,6 +272,18 @@ def _job(taken: TakenJob) -> pb.Job:
         deliveries=job.deliveries,
         priority=job.lane,
         put_at_ms=job.timestamp,
+        value=job.value,
+        key=job.key,
+        headers=_headers(job.headers),
+    )
+
+
+def _peeked(job: PeekedJob) -> pb.Job:
+    return pb.Job(
+        job_id=str(job.id),
+        deliveries=job.deliveries,
+        priority=job.priority,
+        put_at_ms=job.put_ms,
         value=job.value,
         key=job.key,
         headers=_headers(job.headers),

@@ -10,24 +10,28 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import aclosing, suppress
+from functools import partial
 from typing import Any
 
 import msgspec
 
 from rayqueue.errors import InvalidInputError, RayQueueError, SessionGoneError
 from rayqueue.gateway.operations import Operations
-from rayqueue.gateway.rpc.calls import Rpc
-from rayqueue.gateway.rpc.messages import columns_of, places_of, records_of, written_of
+from rayqueue.gateway.rpc.calls import Messages, Rpc
+from rayqueue.gateway.rpc.messages import columns_of, isolation_of, places_of, records_of
 from rayqueue.gateway.rpc.statuses import problem_of
 from rayqueue.gateway.rpc.v1 import records_pb2 as pb
 from rayqueue.gateway.rpc.v1.records_pb2_grpc import RecordServiceServicer
 from rayqueue.gateway.sessions import Session
+from rayqueue.gateway.written import as_protobuf
 
 MAX_PRODUCE_UNDER_WAY = 256
 _SEND_RECORDS = 1000
 _POLL_MS = 500
 _MAX_CREDIT = 1_000_000
 _DEFAULT_RECORDS = 500
+_APPENDED = pb.AppendResponse.RECORDS_FIELD_NUMBER
+_PRODUCED = pb.ProduceResponse.RECORDS_FIELD_NUMBER
 
 
 class Records(RecordServiceServicer):
@@ -37,23 +41,21 @@ class Records(RecordServiceServicer):
 
     # -- one at a time ------------------------------------------------------------------------------
 
-    async def Append(self, request: pb.AppendRequest, rpc: Rpc) -> pb.AppendResponse:  # noqa: N802
+    async def Append(self, request: pb.AppendRequest, rpc: Rpc) -> bytes:  # noqa: N802
         head = pb.AppendRequest(topic=request.topic, idempotency_key=request.idempotency_key)
-        size_bytes = request.ByteSize() - head.ByteSize()
-
-        async def carry_out() -> bytes:
-            written = await self._operations.publish(rpc.caller, request.topic, columns_of(request.records, size_bytes))
-            return pb.AppendResponse(records=written_of(written)).SerializeToString()
-
+        columns = columns_of(request.records, rpc.size_bytes - head.ByteSize())
         if not request.idempotency_key:
-            return pb.AppendResponse.FromString(await carry_out())
+            return as_protobuf(await self._operations.publish(rpc.caller, request.topic, columns), _APPENDED)
         contents = msgspec.msgpack.encode([each.SerializeToString(deterministic=True) for each in request.records])
-        told, before = await self._operations.once(
-            rpc.caller, request.topic, f"grpc:{request.idempotency_key}", contents, carry_out
+        told, before = await self._operations.publish_once(
+            rpc.caller,
+            request.topic,
+            f"grpc:{request.idempotency_key}",
+            contents,
+            columns,
+            partial(as_protobuf, field=_APPENDED),
         )
-        answer = pb.AppendResponse.FromString(told)
-        answer.replayed = before
-        return answer
+        return told + pb.AppendResponse(replayed=before).SerializeToString()
 
     async def Poll(self, request: pb.PollRequest, rpc: Rpc) -> pb.PollResponse:  # noqa: N802
         session = request.session
@@ -64,6 +66,7 @@ class Records(RecordServiceServicer):
                 request.group,
                 list(request.topics),
                 start=start,  # type: ignore[arg-type]
+                isolation=isolation_of(request.isolation),
             )
             session = opened.session_id
         found, cursor = await self._operations.poll(
@@ -86,29 +89,34 @@ class Records(RecordServiceServicer):
 
     # -- streams -------------------------------------------------------------------------------------
 
-    async def Produce(self, requests: AsyncIterator[pb.ProduceRequest], rpc: Rpc) -> None:  # noqa: N802
+    async def Produce(self, requests: Messages, rpc: Rpc) -> None:  # noqa: N802
         room = asyncio.Semaphore(MAX_PRODUCE_UNDER_WAY)
         turn = asyncio.Lock()
         tasks: set[asyncio.Task[None]] = set()
         topic = ""
+        quiet = Quiet(self._gateway.settings.idle_timeout_ms / 1000)
 
         async def one(number: int, topic: str, records: Any, size_bytes: int) -> None:
             try:
                 try:
                     caller = self._gateway.keys.again(rpc.caller)
                     written = await self._operations.publish(caller, topic, columns_of(records, size_bytes))
-                    answer = pb.ProduceResponse(number=number, records=written_of(written))
+                    answer: Any = pb.ProduceResponse(number=number).SerializeToString() + as_protobuf(
+                        written, _PRODUCED
+                    )
                 except RayQueueError as error:
                     answer = pb.ProduceResponse(number=number, problem=problem_of(error))
                 async with turn:
                     await rpc.context.write(answer)
+                quiet.heard()
             finally:
                 room.release()
 
         try:
             async for request in requests:
                 topic = request.topic or topic
-                size_bytes = request.ByteSize()
+                quiet.heard()
+                size_bytes = requests.size_bytes
                 self._gateway.limits.more(rpc.who, size_bytes)
                 await room.acquire()
                 size_bytes -= pb.ProduceRequest(number=request.number, topic=request.topic).ByteSize()
@@ -116,7 +124,11 @@ class Records(RecordServiceServicer):
                 tasks.add(task)
                 task.add_done_callback(tasks.discard)
             await asyncio.gather(*tasks)
+        except asyncio.CancelledError:
+            quiet.check()
+            raise
         finally:
+            quiet.close()
             for task in tasks:
                 task.cancel()
 
@@ -127,6 +139,7 @@ class Records(RecordServiceServicer):
             partition=request.partition if request.HasField("partition") else None,
             offset=request.offset if request.HasField("offset") else None,
             start="latest" if request.start_at_end else "earliest",
+            isolation=isolation_of(request.isolation),
         )
         async with aclosing(batches):  # type: ignore[type-var]
             async for batch in batches:
@@ -145,6 +158,7 @@ class Records(RecordServiceServicer):
             list(join.topics),
             start="latest" if join.start_at_end else "earliest",
             timeout_ms=join.timeout_ms or None,
+            isolation=isolation_of(join.isolation),
         )
         subscription = _Subscription(self, rpc, session, join.credit)
         try:
@@ -233,6 +247,37 @@ class _Subscription:
                 self._credit -= len(found)
                 answer = pb.Records(records=records_of(found), cursor=cursor)
                 await self.write(pb.SubscribeResponse(records=answer))
+
+
+class Quiet:
+    """Watches over a stream: if nothing came or went for so long, its task is cancelled."""
+
+    def __init__(self, most_s: float) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._task = asyncio.current_task()
+        self._most_s = most_s
+        self._heard_s = self._loop.time()
+        self._over = False
+        self._timer = self._loop.call_later(most_s, self._look)
+
+    def heard(self) -> None:
+        self._heard_s = self._loop.time()
+
+    def _look(self) -> None:
+        left_s = self._heard_s + self._most_s - self._loop.time()
+        if left_s > 0:
+            self._timer = self._loop.call_later(left_s, self._look)
+        elif self._task is not None:
+            self._over = True
+            self._task.cancel()
+
+    def check(self) -> None:
+        """``SessionGoneError`` if it was cancelled by this."""
+        if self._over:
+            raise SessionGoneError(f"nothing came or was taken for {self._most_s:g} s: open the stream again") from None
+
+    def close(self) -> None:
+        self._timer.cancel()
 
 
 async def next_message(reading: AsyncIterator[Any], within_s: float) -> Any:

@@ -2,7 +2,7 @@
 
 Rows are copied as they are; orders that can be made again from them are not in
 it. The runs ahead of the frontiers are: a replica that begins with the checkpoint
-has no batches to read them from.
+has no batches to read them from. So are those that were handed back.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ class _Dump(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
     tables: list[Rows]
     turns: Rows
     runs: dict[int, list[tuple[int, int]]]
+    back: Rows = []
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -40,8 +41,9 @@ _decoder = msgspec.msgpack.Decoder(_Dump)
 def dump(queue: JobQueue, store: LogStore) -> bytes:
     tables = [list(store.scan(table)) for table in _TABLES]
     turns = queue.ready.turns() if isinstance(queue.ready, FairReady) else []
-    runs = {lane: _joined(front.runs()) for lane, front in sorted(queue.frontiers.items()) if front.count}
-    return _encode(_Dump(store.get(META, QUEUE_KEY) or b"", tables, turns, runs))
+    runs = {lane: _joined(front.fresh_runs()) for lane, front in sorted(queue.frontiers.items()) if front.fresh}
+    back = list(store.scan(JOB_INDEX, b"G", b"H"))
+    return _encode(_Dump(store.get(META, QUEUE_KEY) or b"", tables, turns, runs, back))
 
 
 def write(dumped: bytes, store: LogStore) -> dict[int, list[tuple[int, int]]]:
@@ -49,7 +51,7 @@ def write(dumped: bytes, store: LogStore) -> dict[int, list[tuple[int, int]]]:
     found = unpack(_decoder, dumped, lambda why: UnknownFormatError(f"a checkpoint's jobs cannot be read: {why}"))
     if found.counts:
         store.put(META, QUEUE_KEY, found.counts)
-    pairs: list[tuple[Table, Rows]] = [*zip(_TABLES, found.tables, strict=True), (JOB_INDEX, found.turns)]
+    pairs: list[tuple[Table, Rows]] = [*zip(_TABLES, found.tables, strict=True), (JOB_INDEX, found.turns + found.back)]
     for table, rows in pairs:
         for key, row in rows:
             store.put(table, key, row)

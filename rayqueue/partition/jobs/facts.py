@@ -44,7 +44,7 @@ class Counts(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
     deduplicated: int = 0
     result_bytes: int = 0
     frontiers: dict[int, tuple[int, int]] = {}
-    """Lane to where its frontier is, and how many jobs are ahead of it."""
+    """Lane to where its frontier is, and how many jobs are ahead of it that nobody has ever had."""
 
 
 _decode_counts = msgspec.msgpack.Decoder(Counts).decode

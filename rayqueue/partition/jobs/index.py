@@ -11,8 +11,9 @@ Owns the JOB_INDEX table. The first byte of a key says which order it belongs to
     K  key, id                jobs of a queue that is ordered by key and not dead
     B  key                    -> id: the one of them that is leased
     D  id                     dead jobs
+    L, G                      runs of jobs without rows (``frontier``)
 
-All but U and V can be made again from the rows. Searches begin where the last
+All but U, V, L and G can be made again from the rows. Searches begin where the last
 one found something: rows that were deleted since the last sync would have to be
 passed over otherwise.
 """

@@ -22,7 +22,8 @@ REMEMBERED = 4096
 _SLACK = 1000
 """Deadlines of leases that have ended, beside one for each that has not."""
 REMEMBERED_RUNS = 64
-"""Runs of acknowledged jobs that are remembered of each: a bound, should a worker acknowledge every other job."""
+"""Runs of acknowledged jobs, and of those that were handed back, that are remembered of each: a bound, should a worker
+acknowledge every other job."""
 
 
 class Lease(msgspec.Struct, array_like=True):
@@ -37,6 +38,8 @@ class Lease(msgspec.Struct, array_like=True):
     """Jobs that have one, and where they are."""
     done: list[tuple[int, int]]
     """What was acknowledged: first id, count."""
+    back: list[tuple[int, int]] = []
+    """What was handed back."""
 
     @property
     def held(self) -> int:
@@ -97,7 +100,7 @@ class Leases:
         """Its jobs or its deadline."""
         token = lease.token
         if not lease.held:
-            lease.done = lease.done[-REMEMBERED_RUNS:]
+            lease.done, lease.back = lease.done[-REMEMBERED_RUNS:], lease.back[-REMEMBERED_RUNS:]
             self._let_go(lease)
             if token <= self._forgotten:
                 self._drop(lease)

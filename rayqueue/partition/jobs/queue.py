@@ -2,9 +2,9 @@
 
 The theory: below a lane's frontier (``frontier``) every job is done unless a
 lease (``leases``) or a row (``rows``) says otherwise; above it, every job of a
-plain batch is ready. A job gets a row when it becomes something else: delayed,
-failed, given back, dead, or when its batch says something of it. With its last
-row or lease goes all that is known of it.
+plain batch is ready, and so are runs that were handed back. A job gets a row when
+it becomes something else: delayed, failed, dead, or when its batch says something
+of it. With its last row or lease goes all that is known of it.
 
 A job is in one state at a time:
 
@@ -88,20 +88,21 @@ class JobQueue(JobStates):
 
     def append(self, base_offset: int, header: BatchHeader, payload: bytes) -> bool:
         """A batch was appended there. True if it is plain: nothing is said of any of its jobs."""
-        if not self.keyed and not _may_have_options(header, payload):
+        pending = header.transactional
+        if not self.keyed and not pending and not _may_have_options(header, payload):
             self.frontier(header.lane).append(base_offset, header.count)
             self.counts.ready += header.count
             return True
         batch = RecordBatch.decode(payload)
         all_headers = batch.headers()
         options = [_options_of(headers) for headers in all_headers]
-        if not self.keyed and all(each is None for each in options):
+        if not self.keyed and not pending and all(each is None for each in options):
             self.frontier(header.lane).append(base_offset, header.count)
             self.counts.ready += header.count
             return True
         keys = batch.keys() if self.keyed else [None] * header.count
         for job_id, (key, wanted) in enumerate(zip(keys, options, strict=True), base_offset):
-            self._put(job_id, header.lane, key, _NO_OPTIONS if wanted is None else wanted)
+            self._put(job_id, header.lane, key, _NO_OPTIONS if wanted is None else wanted, pending=pending)
         return False
 
     # -- leasing ----------------------------------------------------------------------
@@ -221,11 +222,13 @@ class JobQueue(JobStates):
             taken = runs.subtract(lease.runs, first, count) if lease is not None and lease.runs else []
             for start, length, lane in taken:
                 self.counts.leased -= length
-                if told.kind == "ack":
-                    runs.add(lease.done, start, length)  # type: ignore[union-attr]
-                    continue
-                for job_id in range(start, start + length):
-                    self._settle_row(self._new_row(job_id, lane, told.token), told, note)
+                _remember(lease, told, start, length)
+                if told.kind == "release":
+                    self.frontier(lane).put_back(start, length)
+                    self.counts.ready += length
+                elif told.kind != "ack":
+                    for job_id in range(start, start + length):
+                        self._settle_row(self._new_row(job_id, lane, told.token), told, note)
             for start, length in runs.without(first, count, taken):
                 for job_id in range(start, start + length):
                     if not self._settle_other(lease, job_id, told, note):
@@ -255,19 +258,19 @@ class JobQueue(JobStates):
         row = self.rows.get(job_id)
         if lease is not None and lease.ids.pop(job_id, None) is not None:
             self.counts.leased -= 1
-            if told.kind == "ack":
-                runs.add(lease.done, job_id, 1)
+            _remember(lease, told, job_id, 1)
             self._settle_row(self._row(job_id), told, note)
             return True
+        if told.kind == "release":
+            return lease is not None and runs.holds(lease.back, job_id)
         if row is None:
             return told.kind == "ack" and lease is not None and runs.holds(lease.done, job_id)
-        if row.token != told.token or row.state in (State.LEASED, State.CANCELLED):
+        if not told.token or row.token != told.token or row.state in (State.LEASED, State.CANCELLED):
             return False
         # The lease has ended, and nobody has got the job since.
         if told.kind == "ack":
             self._leave(row)
-            if lease is not None:
-                runs.add(lease.done, job_id, 1)
+            _remember(lease, told, job_id, 1)
             self._finish(row, told.result)
         elif told.kind == "reject" and row.state != State.DEAD:
             self._leave(row)
@@ -287,8 +290,9 @@ class JobQueue(JobStates):
             case "reject":
                 row.note(msgspec.structs.replace(note, kind=Kind.REJECT))
                 self._die(row, told.reason, told.traceback)
-            case _:  # release
+            case _:  # release: the token is good for nothing any more
                 row.deliveries -= 1
+                row.token = 0
                 self._make_ready(row)
 
     # -- time ---------------------------------------------------------------------------
@@ -445,6 +449,12 @@ class JobQueue(JobStates):
         self.rows.put(row)
 
 
+def _remember(lease: Lease | None, told: Settle, first: int, count: int) -> None:
+    """A settlement that is repeated is told the same."""
+    if lease is not None and told.kind in ("ack", "release"):
+        runs.add(lease.done if told.kind == "ack" else lease.back, first, count)
+
+
 def _may_have_options(header: BatchHeader, payload: bytes) -> bool:
     if not header.flags & HAS_HEADERS:
         return False
@@ -452,12 +462,17 @@ def _may_have_options(header: BatchHeader, payload: bytes) -> bool:
 
 
 def check_options(header: BatchHeader, payload: bytes) -> None:
-    """``InvalidInputError`` if a batch that is about to be put says of a job what cannot be read."""
+    """``InvalidInputError`` if a batch that is about to be put says of a job what cannot be read, or done."""
     if _may_have_options(header, payload):
         for headers in RecordBatch.decode(payload).headers():
             for name, value in headers:
                 if name == JOB_HEADER:
-                    decode_options(value)
+                    options = decode_options(value)
+                    if header.transactional and (options.ttl_ms or options.dedupe_id):
+                        raise InvalidInputError(
+                            "a job that is put in a transaction has no ttl_ms and no dedupe_id: it is there once, from "
+                            "when the transaction is committed"
+                        )
 
 
 def _options_of(headers: Headers) -> JobOptions | None:

@@ -1,4 +1,7 @@
-"""Acknowledgements that count once a transaction is committed.
+"""Puts and acknowledgements that count once a transaction is committed.
+
+A job that was put in a transaction is delayed until that has ended, for longer than
+there is time. Committed, it is as one that was put just now; aborted, it is gone.
 
 A job whose acknowledgement is staged has a row, counts as leased, and is in no
 lease any more: neither the lease's end nor the worker's reaches it, only the
@@ -13,13 +16,29 @@ from collections.abc import Iterable
 from rayqueue.partition.jobs import runs
 from rayqueue.partition.jobs.queue import JobQueue
 from rayqueue.partition.jobs.rows import Kind, Note
+from rayqueue.partition.jobs.states import PENDING_MS
 from rayqueue.protocol.jobs import Settled
 
 Runs = tuple[tuple[int, int], ...]
 
 
 class StagingQueue(JobQueue):
-    """A queue whose jobs may be acknowledged in transactions."""
+    """A queue whose jobs may be put and acknowledged in transactions."""
+
+    def end_put(self, runs_put: Iterable[tuple[int, int]], *, commit: bool) -> None:
+        """The transaction has ended that has put these, from the first to before the end."""
+        now_ms = self._clock.now_ms
+        for first, end in runs_put:
+            for job_id in range(first, end):
+                row = self.rows.get(job_id)
+                if row is None:  # cancelled
+                    continue
+                due_ms = row.due_ms - PENDING_MS
+                self._leave(row)
+                if commit:
+                    self._wait_or_ready(row, due_ms, now_ms)
+                else:
+                    self._forget(row)
 
     def stage(self, token: int, jobs: Runs, before: Iterable[tuple[int, int]]) -> tuple[Settled, Runs]:
         """Take these out of the lease. Which of them were not in it, and those that are new: ``before`` are those that

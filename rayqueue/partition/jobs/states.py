@@ -13,7 +13,7 @@ from rayqueue.log.store import LogStore
 from rayqueue.partition.clock import Clock
 from rayqueue.partition.jobs.commands import Settle
 from rayqueue.partition.jobs.facts import Dedupes, Results, digest, load_counts, save_counts
-from rayqueue.partition.jobs.frontier import Frontier
+from rayqueue.partition.jobs.frontier import Frontier, lanes_back
 from rayqueue.partition.jobs.index import Dead, FairReady, FifoReady, Keys, Places, Timer, Times
 from rayqueue.partition.jobs.leases import Leases
 from rayqueue.partition.jobs.rows import KIND_TEXTS, JobRow, JobRows, Kind, Note, State
@@ -25,6 +25,9 @@ NO_KEY = digest(b"\0")
 """Jobs without a key: in no order among each other."""
 OUTLIVED = 1
 """In place of the end of a time to live that came while the job was leased."""
+
+PENDING_MS = 2**62
+"""Added to the time from which a job may be given to somebody, while its transaction is open: that never comes."""
 
 
 def id_key(number: int) -> bytes:
@@ -57,6 +60,8 @@ class JobStates:
             self.ready.next_turn = self.counts.next_turn
         for lane, (start, count) in self.counts.frontiers.items():
             self.frontier(lane).load(start, count)
+        for lane in lanes_back(self._store):
+            self.frontier(lane).load_back()
 
     @property
     def available(self) -> int:
@@ -100,20 +105,20 @@ class JobStates:
         if isinstance(self.ready, FairReady):
             counts.next_turn = self.ready.next_turn
         counts.frontiers = {
-            lane: (front.start, front.count) for lane, front in sorted(self.frontiers.items()) if front.count
+            lane: (front.fresh_start, front.fresh) for lane, front in sorted(self.frontiers.items()) if front.fresh
         }
         save_counts(self._store, counts)
 
     # -- from one state to another ------------------------------------------------------
 
-    def _put(self, job_id: int, lane: int, key: bytes | None, options: JobOptions) -> None:
+    def _put(self, job_id: int, lane: int, key: bytes | None, options: JobOptions, *, pending: bool = False) -> None:
         now_ms = self._clock.now_ms
         if options.dedupe_id:
             if self.dedupes.first(options.dedupe_id, now_ms) is not None:
                 self.counts.deduplicated += 1
                 return
             self.dedupes.add(options.dedupe_id, job_id, now_ms + self.settings.dedupe_window_ms)
-        due_ms = max(now_ms + options.delay_ms, options.deliver_at_ms)
+        due_ms = max(now_ms + options.delay_ms, options.deliver_at_ms) + (PENDING_MS if pending else 0)
         expires_ms = now_ms + options.ttl_ms if options.ttl_ms else 0
         hashed = b"" if not self.keyed else digest(b"\0" if key is None else b"k" + key)
         row = JobRow(

@@ -46,12 +46,11 @@ class Endings:
     def batch_refusal(self, key: Key, header: BatchHeader) -> RayQueueError | None:
         """Why a batch of a transaction is not taken, though its producer may write; None if it is."""
         partition = self._partition
-        if partition.jobs is not None:
-            return TopicKindError("jobs cannot be put in a transaction: this topic is a work queue")
         if header.epoch > MAX_EPOCH or header.producer_id > _MAX_PRODUCER_ID:
             return InvalidInputError(f"there is no transaction {header.epoch} of producer {header.producer_id}")
         batch = (partition.next_offset, header.lane)
-        return partition.transactions.refusal(key, partition.settings, batch=batch)
+        jobs = 0 if partition.jobs is None else header.count
+        return partition.transactions.refusal(key, partition.settings, batch=batch, jobs=jobs)
 
     def change(self, index: Index, command: TransactionCommand) -> Staged | Settled | Ended | RayQueueError:
         key = command.producer_id, command.epoch
@@ -119,7 +118,8 @@ class Endings:
         if commit:
             for group, staged in opened.groups.items():
                 partition.commit_offsets(index, group, staged.generation, staged.offsets, staged.metadata)
-        if partition.jobs is not None and opened.jobs:
+        if partition.jobs is not None:
+            partition.jobs.end_put([(start, end) for start, (end, _) in opened.runs.items()], commit=commit)
             for each in opened.jobs:
                 partition.jobs.end_staged(each.worker, each.token, each.jobs, commit=commit)
             partition.jobs.flush()

@@ -189,20 +189,19 @@ class Transactions:
         jobs: int = 0,
         group: str = "",
     ) -> TransactionError | None:
-        """Why a batch (base offset, lane) or a stage has no room; None if it has."""
-        known = self._open.get(key)
+        """Why a batch (base offset, lane) or a stage has no room; None if it has. ``jobs``: that are put or staged."""
+        known, most = self._open.get(key), settings.max_transaction_runs
         if known is None:
             if len(self._open) >= settings.max_transactions:
                 return TooManyTransactionsError(
                     f"{len(self._open)} transactions are open in this partition, which is the limit",
                     limit=len(self._open),
                 )
-            return None
-        most = settings.max_transaction_runs
+            return _too_large(key, f"more than {most} jobs") if jobs > most else None
         if batch is not None and len(known.runs) >= most and not known.extends(*batch):
             return _too_large(key, f"{most} runs of batches")
-        if jobs and known.job_count + jobs > most:
-            return _too_large(key, f"{most} acknowledgements")
+        if jobs and known.job_count + known.records + jobs > most:
+            return _too_large(key, f"{most} jobs and acknowledgements")
         if group and group not in known.groups and len(known.groups) >= MAX_STAGED_GROUPS:
             return _too_large(key, f"positions of {MAX_STAGED_GROUPS} groups")
         return None

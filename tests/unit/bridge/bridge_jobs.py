@@ -1,44 +1,37 @@
-"""Jobs of the bridges in tests: what tasks stage, what drivers publish, and what is in the topic then."""
+"""Jobs of the bridges in tests: what tasks write, what drivers publish, and what readers see then."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
 from typing import Any
 
 import pyarrow as pa
 
-from rayqueue.bridge.lookup import Lookup
-from rayqueue.bridge.publish import Publisher
-from rayqueue.bridge.rows import Rows, RowSettings
-from rayqueue.bridge.staging import Hold, Piece, StageWriter, batch_hold
+from rayqueue.bridge.job import Job
+from rayqueue.bridge.rows import RowSettings
+from rayqueue.bridge.task import Written
 from tests.unit.client.queue_in_memory import MemoryQueue
 
 STAGING = "spark-staging.q"
-TOKEN = "attempt"
 
 
-def stage(
-    queue: Any,
-    values: list[bytes],
-    *,
-    inline_bytes: int = 0,
-    batch_bytes: int = 400,
-    batch_id: int | None = None,
-    token: str = TOKEN,
-    **columns: Any,
-) -> Any:
-    """What a task of an attempt at a batch does with these rows. Which batch, ``values_of`` has said."""
-    if batch_id is None:
-        batch_id = int(values[0].split()[1])
-    rows = Rows(Lookup(queue).topics(["out"]), RowSettings(topic="out", batch_bytes=batch_bytes))
-    hold = Hold(queue, STAGING, batch_hold(batch_id, token))
-    writer = StageWriter(queue, STAGING, 0, before=hold.take, inline_bytes=inline_bytes)
+def job(batch_id: int | None = None, *, inline_bytes: int = 0, batch_bytes: int = 400, **fields: Any) -> Job:
+    """An attempt at a batch of one writer, or without one a job that runs once."""
+    named = {} if batch_id is None else {"writer": "spark.q", "batch_id": batch_id, "staging": STAGING}
+    rows = RowSettings(topic="out", batch_bytes=batch_bytes)
+    return Job(("out",), rows, inline_bytes=inline_bytes, **{**named, **fields})
+
+
+def task(queue: Any, work: Job, values: list[bytes], **columns: Any) -> Written:
+    """What a task does with these rows."""
     table = pa.record_batch({"value": pa.array(values, pa.binary()), **columns})
-    for start in range(0, len(values), 10):
-        writer.add(rows.add(table.slice(start, 10)))
-    writer.add(rows.finish())
-    return writer.finish()
+    return work.write(queue, (table.slice(start, 10) for start in range(0, len(values), 10)), 0)
+
+
+def batch(queue: Any, batch_id: int, run: int = 0, *, identity: bytes = b"", **fields: Any) -> bool:
+    """A batch of one task, from its rows to its end. Whether it was written by this."""
+    work = job(batch_id, **fields)
+    return work.publish(queue, [task(queue, work, values_of(batch_id, run))], identity)
 
 
 def values_of(batch_id: int, run: int = 0, count: int = 40) -> list[bytes]:
@@ -47,25 +40,16 @@ def values_of(batch_id: int, run: int = 0, count: int = 40) -> list[bytes]:
 
 
 def found(queue: MemoryQueue) -> Counter[bytes | None]:
-    return Counter(record.value for record in queue.records("out"))
+    """What readers of committed records see."""
+    return Counter(record.value for record in queue.committed("out"))
+
+
+def written(*batches: int, run: int = 0) -> Counter[bytes | None]:
+    return Counter(value for batch_id in batches for value in values_of(batch_id, run))
 
 
 def make_queue(*, partitions: int = 3) -> MemoryQueue:
-    """A topic to write to, and a staging topic."""
+    """A topic to write to."""
     made = MemoryQueue()
     made.create_topic("out", partitions=partitions, lanes=2)
-    made.create_topic(STAGING, partitions=1)
     return made
-
-
-class OneTokenPublisher(Publisher):
-    """What all tasks hold by the same token, unless a test says otherwise."""
-
-    def publish(
-        self, batch_id: int, pieces: Sequence[Piece], *, identity: bytes = b"", token: str | None = TOKEN
-    ) -> bool:
-        return super().publish(batch_id, pieces, identity=identity, token=token)
-
-
-def publisher(queue: Any) -> Publisher:
-    return OneTokenPublisher(queue, STAGING, "the checkpoint")

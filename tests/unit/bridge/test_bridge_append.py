@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from typing import Any
 
 import pytest
 
-from rayqueue.bridge.append import append_once
+from rayqueue.bridge.append import Appends
 from rayqueue.config import ClientSettings
 from rayqueue.errors import OversizedBatchError, QueueFullError
 from rayqueue.protocol.calls import AwaitRoom, Commit
@@ -27,12 +28,18 @@ def bounded() -> MemoryQueue:
     return queue
 
 
-def append(queue: MemoryQueue, payload: bytes, **settings: Any) -> Any:
+def append(queue: MemoryQueue, payload: bytes, **settings: Any) -> None:
     async def way() -> Any:
         return await queue.routes.partition(PLACE)
 
     patience = ClientSettings(**{"retry_min_ms": 1, "retry_max_ms": 2, "call_timeout_ms": 5000, **settings})
-    return queue.io.call(append_once(PLACE, way, payload, patience))
+
+    async def append() -> None:
+        with closing(Appends(PLACE, way, patience)) as appends:
+            await appends.put(payload)
+            await appends.finish()
+
+    queue.io.call(append())
 
 
 def test_a_batch_that_is_larger_than_the_bound_is_refused_at_once() -> None:
@@ -63,7 +70,8 @@ def test_who_waited_before_is_not_overtaken_and_keeps_its_room() -> None:
     assert [room.records for room in rooms] == [2]
     with pytest.raises(QueueFullError):
         append(queue, batch(3), call_timeout_ms=20)  # 3 are free, and 2 of them are kept
-    assert append(queue, batch(1)).base_offset == 4
+    append(queue, batch(1))
+    assert queue.ends("orders")[0] == 5
 
 
 def _commit(offset: int) -> Any:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from rayqueue.cli.brokers import duration
-from rayqueue.cli.health import full_disks, shortfalls
+from rayqueue.cli.brokers import duration, state_of
+from rayqueue.cli.health import drained, full_disks, shortfalls
 from rayqueue.client.admin import PartitionDescription, ReplicaDescription, TopicDescription
 from rayqueue.protocol.calls import Broker, ClusterInfo, MoveInfo, Waiting
 from rayqueue.protocol.topics import TopicSettings
@@ -39,6 +39,16 @@ def test_what_is_missing_why_what_is_done_and_for_how_much_longer() -> None:
     assert "by itself" in next(shortfalls(info(), [topic(None, None, "does not answer")]))
     grows = MoveInfo("orders", 0, "", "r3.8", "b3", "grow", "")
     assert next(shortfalls(info(grows), [topic(None, None)])) == "orders-0: 2 of 3 copies are well; r3.8 is made on b3"
+
+
+def test_a_node_that_ray_drains_is_named_while_it_holds_replicas() -> None:
+    held = Broker("b1", "h1", True, 2, holds=2, leaving=True)
+    empty, well = Broker("b2", "h2", True, 0, leaving=True), Broker("b3", "h3", True, 2, holds=2)
+    (told,) = drained(ClusterInfo("c", "c1", 1, (held, empty, well), 0, 0, 0))
+    assert "broker b1" in told
+    assert "rayqueue brokers decommission b1" in told
+    states = [state_of(each) for each in (held, empty, well)]
+    assert states == ["drained by Ray, 2 left", "drained by Ray, 0 left", "alive"]
 
 
 def test_a_disk_that_is_nearly_full_is_named_with_its_numbers() -> None:

@@ -15,9 +15,10 @@ from typing import Any, NamedTuple
 from rayqueue.config import Settings
 from rayqueue.errors import RayQueueError
 from rayqueue.partition import Partition
-from rayqueue.partition.reader import read, read_lanes
+from rayqueue.partition.reader import read, read_committed, read_lanes
+from rayqueue.partition.transactions.commands import end_transaction_command
 from rayqueue.protocol.calls import Call
-from rayqueue.protocol.data import FetchAnswer, FetchedBatch, FetchRequest
+from rayqueue.protocol.data import ANY_LANE, Cursor, FetchAnswer, FetchedBatch, FetchRequest
 from rayqueue.protocol.frames import Frame
 from rayqueue.protocol.topics import TopicInfo, TopicPartition
 from rayqueue.records import Record, RecordBatch
@@ -71,6 +72,13 @@ class MemoryQueue(memory.MemoryQueue):
         found: list[Record] = []
         for number in range(len(self.infos[topic].partitions)):
             found += self.partitions[TopicPartition(topic, number)].records(topic, number)
+        return found
+
+    def committed(self, topic: str) -> list[Record]:
+        """What readers of committed records see, once partitions have asked what became of open transactions."""
+        found: list[Record] = []
+        for number in range(len(self.infos[topic].partitions)):
+            found += self.partitions[TopicPartition(topic, number)].committed(topic, number)
         return found
 
     def ends(self, topic: str) -> list[int]:
@@ -145,6 +153,23 @@ class _Partition:
             batches = read(snapshot, start, 2**40)
         decoded = [RecordBatch.decode(each.payload, base_offset=each.base_offset) for each in batches]
         return [record for batch in decoded for record in batch.records(topic, number) if record.offset >= start]
+
+    def committed(self, topic: str, number: int) -> list[Record]:
+        group = self._group
+        fate = self._queue.cluster_in_memory.machine.transactions.fate
+
+        def settle(_: Any) -> None:
+            for key in [each.key for each in group.partition.transactions]:
+                became = fate(key, group.group_id)
+                if became != "open":
+                    group.commit(end_transaction_command(*key, commit=became == "committed"))
+
+        self._queue._do(settle)
+        with group.store.snapshot() as snapshot:
+            start = Cursor(ANY_LANE, group.partition.start_offset)
+            batches = read_committed(snapshot, [start], 2**40).found
+        decoded = [RecordBatch.decode(each.payload, base_offset=each.base_offset) for each in batches]
+        return [record for batch in decoded for record in batch.records(topic, number)]
 
     def forget_producers(self) -> None:
         """As if a thousand others had written since."""

@@ -204,7 +204,7 @@ class SmallCluster:
             before.unlead()
         self.coordinator = Coordinator(self.machine, self._settings, SEALS, self._propose)
         now_s = time.monotonic()
-        self.coordinator.lead(now_s, node="c1", term=1)
+        self.coordinator.lead(now_s, replica_id="c1", term=1)
         self.coordinator.set_brokers(now_s, [AliveBroker(f"b{each}", f"h{each}") for each in range(3)])
 
     def _propose(self, payload: bytes, answer: Callable[[Any], None]) -> None:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from rayqueue.bridge.staging import SHARED
 from rayqueue.cli.topics import sharing_of, troubles_of
 from rayqueue.client.admin import TopicDescription, _described, _topic_settings
 from rayqueue.data.sink import _STAGING
@@ -17,7 +15,6 @@ from rayqueue.protocol.calls import CreateTopic, decode_coordinator_call, encode
 from rayqueue.protocol.frames import Frame, Kind
 from rayqueue.protocol.topics import PartitionInfo, ReplicaInfo, TopicSettings
 from rayqueue.replica.status import Status
-from rayqueue.spark.writer import staging_of
 from rayqueue.testing import memory
 
 GROUP = "orders-0.1"
@@ -153,9 +150,9 @@ def test_a_topic_that_somebody_makes_between_the_look_and_the_call(name: str, ou
                 rq.create_topic(name, if_missing=True, **ours)
 
 
-def test_what_the_bridges_make_for_themselves_is_listed_only_if_asked_for() -> None:
-    options: Any = SimpleNamespace(writer=None)
-    staging = [SHARED, f"{_STAGING}nightly", staging_of(options, "query")]
+def test_what_rayqueue_made_for_itself_is_listed_only_if_asked_for() -> None:
+    """Staging topics of the releases before, too."""
+    staging = ["bridge-staging", f"{_STAGING}nightly", "spark-staging.query"]
     with memory.connect() as rq:
         for name in ("orders", *staging):
             rq.create_topic(name)

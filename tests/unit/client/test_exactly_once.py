@@ -10,8 +10,11 @@ from typing import Any
 import pytest
 
 from rayqueue import Processing, RayQueue, Record, Result
+from rayqueue.client.process import state
 from rayqueue.client.process.loop import Figures
 from rayqueue.errors import InvalidInputError, ProducerFencedError, TransactionAbortedError, UnknownTransactionError
+from rayqueue.net import interfaces
+from rayqueue.protocol.calls import Trim
 from rayqueue.testing import memory, wait_for
 
 
@@ -26,7 +29,7 @@ def rq() -> Iterator[RayQueue]:
 
 def values(rq: RayQueue, topic: str, count: int, **options: Any) -> list[bytes]:
     """So many, or what comes within some time, in the order of each partition."""
-    with rq.consumer(topic, **{"isolation": "read_committed", **options}) as consumer:
+    with rq.consumer(topic, **options) as consumer:  # what is committed, unless it is said otherwise
         found: list[Record[bytes, bytes]] = []
         deadline_s = time.monotonic() + 10
         while len(found) < count and time.monotonic() < deadline_s:
@@ -54,8 +57,8 @@ def test_readers_of_committed_records_see_all_or_nothing(rq: RayQueue) -> None:
     with rq.producer() as plain:
         plain.send("orders", b"behind it", partition=0)
     assert values(rq, "orders", 0) == []
-    assert len(values(rq, "orders", 6, isolation=None)) == 6, "read_uncommitted has everything"
-    with rq.consumer(partitions=[("orders", 0)], isolation="read_committed") as reader:
+    assert len(values(rq, "orders", 6, isolation="read_uncommitted")) == 6, "read_uncommitted has everything"
+    with rq.consumer(partitions=[("orders", 0)]) as reader:
         assert reader.peek("orders", 0) == []
         assert reader.poll(timeout_ms=100) == []
         wait_for(
@@ -130,6 +133,29 @@ def test_jobs_are_done_with_the_transaction(rq: RayQueue) -> None:
     again.ack()
     assert queue.get(1, timeout_ms=100) == []
     assert values(rq, "invoices", 1) == [b"for a"]
+
+
+def test_jobs_are_put_with_the_transaction(rq: RayQueue) -> None:
+    queue = rq.queue("work")
+    producer = rq.producer(transactional_id="t")
+    with producer.transaction() as tx:
+        tx.send("work", b"a")
+        tx.send("invoices", b"for a").result(timeout_ms=5000)
+        assert queue.get(1, timeout_ms=100) == []
+    with pytest.raises(ZeroDivisionError), producer.transaction() as tx:  # noqa: PT012
+        tx.send("work", b"never")
+        raise ZeroDivisionError
+    (job,) = queue.get(2, timeout_ms=5000)
+    assert job.value == b"a"
+    with producer.transaction() as tx:  # a step of a chain: this is done, and the next is there
+        tx.send_many("work", [b"b", b"c"])
+        tx.ack(job)
+    found: list[Any] = []
+    while len(found) < 2:
+        found += queue.get(2, timeout_ms=5000)
+    assert sorted(each.value for each in found) == [b"b", b"c"]
+    queue.ack(found)
+    assert queue.get(1, timeout_ms=100) == []
 
 
 def test_a_newer_producer_of_the_id_fences(rq: RayQueue) -> None:
@@ -233,13 +259,13 @@ def test_without_dead_letters_the_error_ends_the_loop(rq: RayQueue) -> None:
 def test_a_state_is_committed_with_the_results_and_is_there_again(rq: RayQueue) -> None:
     feed(rq, 20)
 
-    def count(record: Record[bytes, bytes], state: Any) -> bytes:
+    def count(record: Record[bytes, bytes], kept: Any) -> bytes:
         key = record.key or b""
-        state[key] = b"%d" % (int(state.get(key, b"0")) + 1)
+        kept[key] = b"%d" % (int(kept.get(key, b"0")) + 1)
         if record.value == b"7" and failing:
             failing.clear()
             raise ValueError("after it has changed the state")
-        return key + b"=" + state[key]  # type: ignore[no-any-return]
+        return key + b"=" + kept[key]  # type: ignore[no-any-return]
 
     failing = [True]
     for _ in range(2):
@@ -248,6 +274,59 @@ def test_a_state_is_committed_with_the_results_and_is_there_again(rq: RayQueue) 
         feed(rq, 20)
     wanted = [b"%d=%d" % (key, number) for key in range(5) for number in range(1, 9)]
     assert sorted(values(rq, "invoices", 40)) == sorted(wanted), "no count twice, none missing"
+
+
+def test_a_state_topic_stays_short_and_has_all_of_the_state(rq: RayQueue, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Changes of five keys, ten keys that never change, and one that goes away; restarted in between."""
+    monkeypatch.setattr(state, "SPARE_RECORDS", 20)
+
+    def count(record: Record[bytes, bytes], kept: Any) -> bytes:
+        key = record.key or b""
+        if not kept:
+            kept.update({b"cold %d" % each: b"c" for each in range(10)})
+            kept[b"gone"] = b"g"
+        kept.pop(b"gone", None)
+        kept[key] = b"%d" % (int(kept.get(key, b"0")) + 1)
+        return b"%s=%s of %d" % (key, kept[key], len(kept))
+
+    lengths, count_of = [], 500
+    for _ in range(4):
+        feed(rq, count_of)
+        with rq.process("orders", "invoices", count, group="g", batch=5, state="state") as run:
+            assert processed(run, count_of).records == count_of
+        bounds = rq.topic("state").partitions
+        lengths.append(max(each.end_offset - each.start_offset for each in bounds))
+    assert all(each.start_offset > 0 for each in bounds), "nothing was trimmed"
+    assert max(lengths) < 150, lengths  # and not the number of changes
+    found = values(rq, "invoices", 4 * count_of)
+    for key in range(5):
+        counts = [int(each.split(b"=")[1].split()[0]) for each in found if each.startswith(b"%d=" % key)]
+        assert sorted(counts) == list(range(1, 4 * count_of // 5 + 1)), "no count twice, none missing"
+    for number in range(len(rq.topic("state").partitions)):
+        kept = rq.io.call(state.restored(rq, "state", number))
+        assert {key for key in kept if key.startswith(b"cold")} == {b"cold %d" % each for each in range(10)}
+        assert b"gone" not in kept
+
+
+def test_a_state_that_is_trimmed_while_it_is_read(rq: RayQueue, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The owner before writes all of it again, and trims, between two steps of whoever comes next."""
+    with rq.producer() as producer:
+        producer.send_many("state", [b"1", b"2"], keys=[b"a", b"b"], partition=0).result(timeout_ms=5000)
+        original: Any = interfaces.ask
+        asked: list[Any] = []
+
+        async def ask(routes: Any, place: Any, call: Any, **options: Any) -> Any:
+            answer = await original(routes, place, call, **options)
+            if not asked:
+                asked.append(call)
+                moved = producer.send_many("state", [b"2", b"1"], keys=[b"b", b"a"], partition=0)
+                await moved
+                await original(routes, place, Trim(before=2), topic_id=options["topic_id"])
+            return answer
+
+        monkeypatch.setattr(state, "ask", ask)
+        assert dict(rq.io.call(state.restored(rq, "state", 0))) == {b"a": b"1", b"b": b"2"}
+    assert asked
 
 
 def test_impossible_loops_are_refused(rq: RayQueue) -> None:

@@ -42,7 +42,7 @@ class World:
         parts = tuple(PartitionInfo(n, f"orders-{n}.{topic_id}", replicas) for n in range(partitions))
         self.topics["orders"] = TopicInfo("orders", topic_id, TopicSettings(partitions=partitions), parts)
         for part in parts if led else ():
-            self.leaders[part.group_id] = replicas[0].node
+            self.leaders[part.group_id] = replicas[0].replica_id
 
     async def call(self, call: calls.Call, **_: Any) -> Any:
         """The coordinator."""
@@ -63,7 +63,7 @@ class FakeReplicas:
 
     def __init__(self, group_id: str, nodes: Any, directory: Any, settings: Settings, **_: Any) -> None:
         self.group_id = group_id
-        self.nodes = tuple(nodes)
+        self.replica_ids = tuple(nodes)
 
     async def refresh(self, *, force: bool = False) -> None:
         return None

@@ -48,7 +48,7 @@ def topic(partitions: int) -> TopicInfo:
 def all_say(info: TopicInfo, *answers: Any) -> Callable[[], Any]:
     async def statuses() -> dict[tuple[str, str], Any]:
         return {
-            (partition.group_id, replica.node): answer
+            (partition.group_id, replica.replica_id): answer
             for partition in info.partitions
             for replica, answer in zip(partition.replicas, answers, strict=True)
         }
@@ -111,7 +111,7 @@ def test_what_nobody_can_have_written_to_is_not_left_behind(
             return Route(partition.partition in led)
 
         async def statuses(self, info: TopicInfo) -> dict[tuple[str, str], Any]:
-            return {(each.group_id, replica.node): FULL for each in info.partitions for replica in each.replicas}
+            return {(each.group_id, replica.replica_id): FULL for each in info.partitions for replica in each.replicas}
 
     monkeypatch.setattr(readiness, "_LOOK_S", 0.02)
     monkeypatch.setattr(wait_for_leaders, "__kwdefaults__", {"on_progress": None, "look_s": 0.02})

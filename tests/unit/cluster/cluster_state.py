@@ -78,7 +78,7 @@ class Service:
         self.settings = ClusterSettings(**{"join_window_ms": 0, **settings})
         self.coordinator = Coordinator(self.log.machine, self.settings, SEALS, self._propose, self._confirm)
         self.coordinator.set_brokers(self.now, BROKERS)
-        self.coordinator.lead(self.now, node="c1", term=1)
+        self.coordinator.lead(self.now, replica_id="c1", term=1)
 
     def _propose(self, payload: bytes, answer: Callable[[Any], None]) -> None:
         if self.refuse is not None:

@@ -27,6 +27,7 @@ class World:
         self.log = ClusterLog()
         self.here = set(HERE)
         self.given_up: dict[str, str] = {}
+        self.leaving: dict[str, str] = {}
         for broker in sorted(HERE):
             self.log.apply(PutBroker(broker, f"host-{broker}", f"node-{broker}"))
         info = self.log.apply(CreateTopic("orders", TopicSettings(replication=3), (("b1", "b2", "b3"),)))
@@ -36,16 +37,29 @@ class World:
 
     def look(self) -> Look:
         machine = self.log.machine
-        lost = {(key.group_id, key.node): why for key, why in machine.lost.items()}
+        lost = {(key.group_id, key.replica_id): why for key, why in machine.lost.items()}
         brokers = {name: row.draining for name, row in machine.brokers.items()}
         moves, recoveries = dict(machine.moves), dict(machine.recoveries)
-        return Look(brokers, set(self.here), dict(self.given_up), dict(machine.topics), lost, moves, recoveries)
+        given_up, leaving = dict(self.given_up), dict(self.leaving)
+        return Look(brokers, set(self.here), given_up, dict(machine.topics), lost, moves, recoveries, leaving)
 
     def happened(self) -> list[tuple[str, str]]:
         before, self.before = self.before, self.look()
         found = changes(before, self.before, 5)
         assert all(each.kind in KINDS for each in found)
         return [(each.kind, each.subject) for each in found]
+
+
+def test_a_node_that_ray_drains_is_told_once_with_what_becomes_of_it() -> None:
+    world = World()
+    world.leaving = {"b2": "its replicas stay"}
+    before, after = world.before, world.look()
+    (event,) = changes(before, after, 5)
+    assert (event.kind, event.subject, event.text) == ("node_draining", "b2", "Ray drains its node: its replicas stay")
+    assert world.happened() == [("node_draining", "b2")]
+    assert world.happened() == []
+    world.leaving = {}
+    assert world.happened() == []
 
 
 def test_a_lost_node_and_its_replacement_are_told_from_beginning_to_end() -> None:

@@ -129,7 +129,7 @@ def test_a_field_that_an_earlier_release_did_not_have_has_its_default() -> None:
 def test_topics_are_made_changed_and_deleted(log: ClusterLog) -> None:
     made = log.apply(topic(replication=2))
     assert [each.group_id for each in made.partitions] == ["orders-0.1", "orders-1.1"]
-    assert [each.node for each in made.partitions[0].replicas] == ["r1", "r2"]
+    assert [each.replica_id for each in made.partitions[0].replicas] == ["r1", "r2"]
     assert (log.machine.version, dict(log.machine.topics)) == (1, {"orders": made})
 
     grown = log.apply(AlterTopic("orders", {"partitions": 3, "retention_ms": 7}, (("b2", "b0"),)))
@@ -205,7 +205,7 @@ def test_replicas_are_unmade_then_placed_then_doomed(log: ClusterLog) -> None:
     assert (len(log.machine.unmade), len(log.machine.doomed)) == (0, 4)
     assert not log.machine.replicas("b0")
     assert log.machine.leader_counts() == {"b0": 0}
-    log.apply(ReplicasRemoved(tuple((each.group_id, each.node) for each in log.machine.doomed.values())[:3]))
+    log.apply(ReplicasRemoved(tuple((each.group_id, each.replica_id) for each in log.machine.doomed.values())[:3]))
     log.restart()
     assert len(log.machine.doomed) == 1
 

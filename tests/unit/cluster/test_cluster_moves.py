@@ -274,7 +274,7 @@ def test_a_topic_that_is_deleted_takes_its_move_along() -> None:
     metadata.apply(DeleteTopic("orders", 1))
     machine = metadata.machine
     assert (machine.moves, machine.lost, machine.unmade) == ({}, {}, {})
-    assert {key.node for key in machine.doomed} == {"r1", "r2", "r3", "r2.1"}
+    assert {key.replica_id for key in machine.doomed} == {"r1", "r2", "r3", "r2.1"}
     assert set(machine.replica_counts().values()) == {0}
     assert isinstance(metadata.apply(BeginMove(GROUP, "r2", "b2", Reason.LOST)), MembershipError)
     metadata.apply(FinishMove(GROUP, "r2.1"))
@@ -386,7 +386,7 @@ def test_what_the_metadata_says_of_more_and_fewer_copies() -> None:
     metadata.apply(ReplicasMade(((GROUP, "r4.1"),)))
     metadata.apply(FinishMove(GROUP, "r4.1"))
     (part,) = metadata.machine.topics["orders"].partitions
-    assert [each.node for each in part.replicas] == ["r1", "r2", "r3", "r4.1"]
+    assert [each.replica_id for each in part.replicas] == ["r1", "r2", "r3", "r4.1"]
     metadata.apply(ResizeTopic("orders", {"replication": 3}, (), 1))
     gone = metadata.apply(BeginMove(GROUP, "r2", "", Reason.SHRINK))
     assert gone == Move(GROUP, "none.2", "", "r2", Reason.SHRINK)
@@ -395,7 +395,7 @@ def test_what_the_metadata_says_of_more_and_fewer_copies() -> None:
     assert GROUP in metadata.machine.moves, "another move's end"
     metadata.apply(FinishMove(GROUP, "none.2"))
     (part,) = metadata.machine.topics["orders"].partitions
-    assert [each.node for each in part.replicas] == ["r1", "r3", "r4.1"]
+    assert [each.replica_id for each in part.replicas] == ["r1", "r3", "r4.1"]
     assert list(metadata.machine.doomed) == [ReplicaKey(GROUP, "r2")]
     assert metadata.machine.replica_counts() == {"b1": 1, "b2": 0, "b3": 1, "b4": 1}
     metadata.apply(BeginMove(GROUP, "r3", "", Reason.SHRINK))
@@ -463,7 +463,7 @@ class World:
         self.metadata.apply(ReplicasMade(tuple(self.metadata.machine.unmade)))
         self.groups = {
             part.group_id: Group(
-                ReplicaSet.of(each.node for each in part.replicas), {each.node for each in part.replicas}
+                ReplicaSet.of(each.replica_id for each in part.replicas), {each.replica_id for each in part.replicas}
             )
             for part in self.partitions()
         }
@@ -480,7 +480,7 @@ class World:
 
     def running(self, group_id: str) -> set[str]:
         machine = self.metadata.machine
-        return {key.node for broker in self.here for key in machine.replicas(broker) if key.group_id == group_id}
+        return {key.replica_id for broker in self.here for key in machine.replicas(broker) if key.group_id == group_id}
 
     def fault(self) -> None:
         """Never so much that a group loses its majority: then there would be nothing to save."""
@@ -526,7 +526,7 @@ class World:
         for move in list(machine.moves.values()):
             if self.rng.random() < 0.7:
                 self.go_on(move)
-        lost = {(key.group_id, key.node): why for key, why in machine.lost.items()}
+        lost = {(key.group_id, key.replica_id): why for key, why in machine.lost.items()}
         wanted = machine.topics["orders"].settings.replication
         wishes = Wishes(
             {each.group_id: wanted for each in self.partitions() if len(each.replicas) != wanted},
@@ -548,8 +548,8 @@ class World:
                 self.ids[begun.group_id].add(begun.add)
         doomed = [key for key, replica in machine.doomed.items() if replica.broker in self.here]
         for key in doomed:
-            assert key.node not in self.groups[key.group_id].members.voters, f"{key} votes and would be deleted"
-            self.groups[key.group_id].has_log.discard(key.node)
+            assert key.replica_id not in self.groups[key.group_id].members.voters, f"{key} votes and would be deleted"
+            self.groups[key.group_id].has_log.discard(key.replica_id)
         self.metadata.apply(ReplicasRemoved(tuple(doomed)))
 
     def go_on(self, move: Move) -> None:
@@ -563,7 +563,7 @@ class World:
         leader = ReplicaId(self.rng.choice(able))
         old_broker = self.broker_of(move.group_id, move.remove) if move.remove else ""
         well = [ReplicaId(each) for each in sorted(group.has_log & running)]
-        lost = {each.node for each in machine.lost if each.group_id == move.group_id}
+        lost = {each.replica_id for each in machine.lost if each.group_id == move.group_id}
         away = [node for node in sorted(group.members.voters) if node not in running or node in lost]
         gone = [node for node in away if node in lost or self.broker_of(move.group_id, node) in self.given_up]
         found = Found(group.members, leader, key in machine.unmade, key in machine.lost, old_broker, well, away, gone)
@@ -602,7 +602,10 @@ class World:
     def is_whole(self, part: PartitionInfo) -> bool:
         group, brokers = self.groups[part.group_id], {each.broker for each in part.replicas}
         return (
-            {each.node for each in part.replicas} == group.members.everyone == group.members.voters <= group.has_log
+            {each.replica_id for each in part.replicas}
+            == group.members.everyone
+            == group.members.voters
+            <= group.has_log
             and len(brokers) == len(part.replicas) == self.metadata.machine.topics["orders"].settings.replication
             and brokers <= self.here
         )

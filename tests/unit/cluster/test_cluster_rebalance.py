@@ -27,7 +27,10 @@ def topic(*placement: tuple[str, ...], name: str = "orders") -> TopicInfo:
 def after(info: TopicInfo, moves: list[PlannedMove]) -> TopicInfo:
     to = {(each.group_id, each.remove): each.target for each in moves}
     return topic(
-        *(tuple(to.get((part.group_id, each.node), each.broker) for each in part.replicas) for part in info.partitions)
+        *(
+            tuple(to.get((part.group_id, each.replica_id), each.broker) for each in part.replicas)
+            for part in info.partitions
+        )
     )
 
 

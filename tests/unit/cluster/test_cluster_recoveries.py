@@ -29,7 +29,7 @@ def test_a_partition_goes_on_with_one_replica_in_a_new_epoch() -> None:
     assert recovery == Recovery(group_id, 1, "r1", (("r2", "b2"), ("r3", "b3")), 77, "much", False)
     for _ in range(2):  # and again after a restart
         machine = log.machine
-        assert [each.node for each in machine.topics["orders"].partitions[0].replicas] == ["r1"]
+        assert [each.replica_id for each in machine.topics["orders"].partitions[0].replicas] == ["r1"]
         assert machine.topics["orders"].settings.replication == 3, "as many are wanted as before"
         assert machine.moves == {}
         assert set(machine.doomed) == {ReplicaKey(group_id, node) for node in ("r2", "r3", moved.add)}
@@ -57,6 +57,6 @@ def test_the_coordinators_that_were_given_up_have_no_place_and_no_id_any_more() 
     log.apply(RecoverGroup(COORDINATOR, "c1", (("c2", "b2"), ("c3", "b3"), ("c4", "b4")), 5, "all", 1))
     for _ in range(2):
         assert dict(log.machine.coordinators) == {"c2": "", "c3": "", "c4": ""}
-        assert {key.node for key in log.machine.doomed} == {"c2", "c3", "c4"}
+        assert {key.replica_id for key in log.machine.doomed} == {"c2", "c3", "c4"}
         assert log.machine.recoveries[COORDINATOR].settled
         log.restart()

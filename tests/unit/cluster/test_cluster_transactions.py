@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 
 from rayqueue.cluster import commands
+from rayqueue.cluster.coordinator import EXPIRE_EVERY_S
 from rayqueue.cluster.transactions import EXPIRED_AT_ONCE
 from rayqueue.errors import (
+    BatchConflictError,
     InvalidInputError,
     NotLeaderError,
     ProducerFencedError,
@@ -23,12 +25,16 @@ from rayqueue.protocol.transactions import (
     AbortTransaction,
     Decided,
     EndTransaction,
+    EndWrite,
     FinishTransactions,
     InitTransactions,
+    JoinWrite,
     ListTransactions,
     OpenFor,
     ResolveTransactions,
     Transaction,
+    WriteEnded,
+    WritePart,
 )
 from tests.unit.cluster.cluster_state import SEALS, ClusterLog, Service
 
@@ -128,14 +134,14 @@ def test_what_somebody_else_aborts_cannot_be_committed(log: ClusterLog) -> None:
 
 def test_a_commit_is_kept_until_every_participant_has_its_marker(log: ClusterLog) -> None:
     first = init(log)
-    key = ((first.producer_id, first.epoch),)
+    first_key = (key(first),)
     second = end(log, first)
     assert [fate(log, first, group) for group in ("p", "q", "r")] == ["committed", "committed", "aborted"]
-    log.apply(commands.FinishTransactions(key, "p"))
+    log.apply(commands.FinishTransactions(first_key, "p"))
     assert [fate(log, first, group) for group in ("p", "q")] == ["aborted", "committed"]
     log.restart()
     assert [fate(log, first, group) for group in ("p", "q")] == ["aborted", "committed"]
-    end(log, second, finished=key)
+    end(log, second, finished=first_key)
     assert [row.epoch for row in log.machine.transactions.commits.values()] == [1]
 
 
@@ -187,6 +193,100 @@ def test_a_checkpoint_has_all_of_it(log: ClusterLog) -> None:
     twin.machine.restore(log.machine.checkpoint())
     assert fate(twin, first) == "committed"
     assert end(twin, first) == second
+
+
+# -- tasks that write together ----------------------------------------------------------------
+
+
+def join(log: ClusterLog, write: str = "w/1", **fields: Any) -> Any:
+    given: dict[str, Any] = {"writer": "w", "batch_id": 1, "timeout_ms": 1_000, "owner": "o", "now_ms": NOW_MS} | fields
+    return log.apply(commands.JoinWrite(write, **given))
+
+
+def end_write(log: ClusterLog, *parts: Transaction, write: str = "w/1", **fields: Any) -> Any:
+    given: dict[str, Any] = {
+        "writer": "w",
+        "batch_id": 1,
+        "identity": b"",
+        "once": False,
+        "commit": True,
+        "parts": tuple((each.producer_id, each.epoch, ("p", "q")) for each in parts),
+        "max_writers": 10,
+        "retention_ms": 1_000,
+        "now_ms": NOW_MS,
+    }
+    return log.apply(commands.EndWrite(write, **{**given, **fields}))
+
+
+def key(of: Transaction) -> tuple[int, int]:
+    return of.producer_id, of.epoch
+
+
+def test_a_write_ends_for_all_tasks_at_once(log: ClusterLog) -> None:
+    first, second, failed, other = join(log), join(log), join(log), join(log, "x/1", writer="x")
+    assert len({each.producer_id for each in (first, second, failed, other)}) == 4
+    assert end_write(log, first, second) == (True, (key(failed),))
+    for _ in range(2):
+        fates = [fate(log, each) for each in (first, second, failed, other)]
+        assert fates == ["committed", "committed", "aborted", "open"]
+        assert fate(log, first, "r") == "aborted"
+        assert isinstance(join(log), TransactionAbortedError)  # its batch is written
+        assert end_write(log, first, second) == (False, ())
+        log.restart()
+
+
+def test_no_task_gets_the_transaction_of_another(log: ClusterLog) -> None:
+    """Producer ids are used again, pairs never."""
+    given = []
+    for number in range(5):
+        tasks = [join(log, f"w/{number}", batch_id=number) for _ in range(3)]
+        given += tasks
+        end_write(log, *tasks[:2], write=f"w/{number}", batch_id=number, commit=number % 2 == 0)
+        if number == 2:
+            log.restart()
+    assert len(set(given)) == 15
+    assert len({each.producer_id for each in given}) == 3
+    assert [fate(log, each) for each in given[:4]] == ["committed", "committed", "aborted", "aborted"]
+
+
+def test_a_write_is_committed_as_a_whole_or_not_at_all(log: ClusterLog) -> None:
+    first, second, other = join(log), join(log), join(log, "x/1", writer="x")
+    log.apply(commands.AbortTransactions((key(second),), "late", NOW_MS))
+    assert isinstance(end_write(log, first, second), TransactionAbortedError)
+    assert [fate(log, each) for each in (first, second, other)] == ["aborted", "aborted", "open"]
+    third = join(log)
+    assert isinstance(end_write(log, third, other), TransactionAbortedError)  # that is of another write
+    assert [fate(log, each) for each in (third, other)] == ["aborted", "open"]
+    fourth = join(log)
+    assert end_write(log, fourth) == (True, ())
+
+
+def test_what_is_abandoned_may_be_tried_again_unless_it_runs_once(log: ClusterLog) -> None:
+    first = join(log)
+    assert end_write(log, commit=False) == (False, (key(first),))
+    assert isinstance(end_write(log, first), TransactionAbortedError)
+    assert end_write(log, join(log)) == (True, ())
+    once: dict[str, Any] = {"write": "job.1", "writer": "job.1"}
+    second = join(log, **once)
+    assert end_write(log, commit=False, once=True, **once) == (False, (key(second),))
+    assert isinstance(join(log, **once), TransactionAbortedError)
+    assert isinstance(end_write(log, second, once=True, **once), BatchConflictError)
+    assert fate(log, second) == "aborted"
+
+
+def test_writers_are_forgotten_when_they_are_many_and_old(log: ClusterLog) -> None:
+    def write(number: int, now_ms: int, **fields: Any) -> Any:
+        return end_write(log, write=f"{number}", writer=f"{number}", now_ms=now_ms, **fields)
+
+    for number in range(10):
+        assert write(number, NOW_MS + number * 10_000, once=number == 4) == (True, ())
+    refused = write(10, NOW_MS + 90_500, retention_ms=100_000)
+    assert isinstance(refused, TooManyTransactionsError)
+    assert "max_transactional_ids" in str(refused)
+    assert write(10, NOW_MS + 90_500, retention_ms=88_000) == (True, ())  # in place of the oldest
+    assert write(1, NOW_MS + 90_500) == (False, ())
+    assert write(0, NOW_MS + 90_500 + 3_600_000, retention_ms=10**9) == (True, ())  # in place of what ran once
+    assert write(4, NOW_MS, max_writers=99) == (True, ())
 
 
 # -- the service ------------------------------------------------------------------------------
@@ -274,6 +374,38 @@ def test_bounds() -> None:
     assert asked(service, init_call("b")).epoch == 1
     assert isinstance(asked(service, end_call(first, groups=("p", "q", "r"))), TransactionTooLargeError)
     assert isinstance(asked(service, end_call(first, groups=("p", "p"))), InvalidInputError)
+
+
+def test_the_end_of_a_write_comes_with_what_proves_it() -> None:
+    service = Service()
+    write: dict[str, Any] = {"write": "w/1", "writer": "w", "batch_id": 1}
+    tasks = [asked(service, JoinWrite(timeout_ms=1_000, **write)) for _ in range(2)]
+    counted = WritePart(*key(tasks[0]), ("p", "q"))
+    call = EndWrite(parts=(counted,), others=("p", "r"), **write)
+    ended = asked(service, call)
+    assert ended.written
+    assert [(key(part), part.committed) for part in ended.parts] == [(key(tasks[0]), True), (key(tasks[1]), False)]
+    for part, groups in zip(ended.parts, (("p", "q"), ("p", "r")), strict=True):
+        for group, seal in zip(groups, part.seals, strict=True):
+            SEALS.check_marker(seal, group, *key(part), commit=part.committed)
+    assert asked(service, call) == WriteEnded(False, ())
+    assert asked(service, ListTransactions()) == ()  # those that nobody has are nobody's concern
+    for wrong in ((counted, counted), (WritePart(*key(tasks[0]), ("p", "p")),)):
+        assert isinstance(asked(service, EndWrite(parts=wrong, **write)), InvalidInputError)
+
+
+def test_a_task_whose_write_nobody_ends_is_over_when_its_time_is_up() -> None:
+    service = Service()
+    service.coordinator._fates._wall_ms = lambda: NOW_MS + int(service.now * 1000)
+    write: dict[str, Any] = {"write": "w/1", "writer": "w", "batch_id": 1}
+    task = asked(service, JoinWrite(timeout_ms=1_000, owner="host", **write))
+    (told,) = asked(service, ListTransactions())
+    assert (told.owner, told.transactional_id) == ("host", f"task.{task.producer_id}")
+    service.pass_time(2 * EXPIRE_EVERY_S)
+    assert asked(service, ListTransactions()) == ()
+    assert isinstance(
+        asked(service, EndWrite(parts=(WritePart(*key(task), ("p",)),), **write)), TransactionAbortedError
+    )
 
 
 def test_who_does_not_lead_tells_no_fate() -> None:

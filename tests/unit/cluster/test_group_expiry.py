@@ -40,7 +40,7 @@ class Timed(Service):
         self.coordinator = Coordinator(
             self.log.machine, self.settings, SEALS, self._propose, self._confirm, lambda: self.wall_ms
         )
-        self.coordinator.lead(self.now, node="c1", term=1)
+        self.coordinator.lead(self.now, replica_id="c1", term=1)
 
     def leave(self, member: str, group: str = "g") -> None:
         self.ask(LeaveGroup(group=group, member=member))

@@ -391,7 +391,7 @@ def more(queue: Any, first: int, count: int) -> None:
 
 
 def copied(queue: Any) -> Counter[bytes | None]:
-    return Counter(record.value for record in queue.records("copies"))
+    return Counter(record.value for record in queue.committed("copies"))
 
 
 @pytest.mark.slow
@@ -452,7 +452,7 @@ def test_two_sinks_of_one_part() -> None:
                 part.dataset.write_datasink(TopicSink(queue, topic, part=part, writer=writer))
         part.commit()
     assert set(copied(queue).values()) == {1}
-    assert set(Counter(record.value for record in queue.records("others")).values()) == {2}
+    assert set(Counter(record.value for record in queue.committed("others")).values()) == {2}
 
 
 def test_what_belongs_together(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import grpc
+import httpx
 import pytest
 
 from rayqueue.gateway.rpc.v1 import admin_pb2, common_pb2
@@ -162,3 +163,64 @@ def test_wrong_messages(jobs: Any) -> None:
         assert refused(jobs.PutJobs, pb.PutJobsRequest(jobs=new, **_NAME)) == invalid, wrong
     assert refused(jobs.ListDeadJobs, pb.ListDeadJobsRequest(after="x", **_NAME)) == invalid
     assert size(jobs) == (0, 0, 0, 0)
+
+
+def test_single_jobs_are_looked_at_and_cancelled(jobs: Any) -> None:
+    (first,) = put(jobs, b"a", key=b"k", priority=1)
+    (peeked,) = jobs.PeekJobs(pb.PeekJobsRequest(**_NAME)).jobs
+    assert (peeked.job_id, peeked.value, peeked.key, peeked.priority, peeked.lease) == (first.job_id, b"a", b"k", 1, "")
+
+    def state() -> str:
+        told = jobs.GetJobState(pb.GetJobStateRequest(job_id=first.job_id, **_NAME))
+        return str(told.state)
+
+    assert state() == "ready"
+    jobs.CancelJob(pb.CancelJobRequest(job_id=first.job_id, **_NAME))
+    assert state() == "gone"
+    gone = refused(jobs.CancelJob, pb.CancelJobRequest(job_id=first.job_id, **_NAME))
+    assert gone == (grpc.StatusCode.NOT_FOUND, "unknown_job")
+    assert list(jobs.PeekJobs(pb.PeekJobsRequest(**_NAME)).jobs) == []
+    for wrong in ("", "x", "-1-2", "0-99999999999999999999"):
+        assert refused(jobs.CancelJob, pb.CancelJobRequest(job_id=wrong, **_NAME))[1] in (
+            "invalid_input",
+            "unknown_job",
+        )
+    assert refused(jobs.PeekJobs, pb.PeekJobsRequest(max_jobs=2**32 - 1, **_NAME))[1] == "invalid_input"
+
+
+def test_a_result_is_waited_for_over_either_protocol(jobs: Any, gateway: Gateway) -> None:
+    url = f"http://127.0.0.1:{gateway.rest_port}/v1/queues/emails"
+    (wanted,) = put(jobs, b"ask", want_result=True)
+    asking = pb.GetJobResultRequest(job_id=wanted.job_id, **_NAME)
+    assert jobs.GetJobResult(asking).state == "pending"
+    asking.wait_ms = 20_000
+    waiting = jobs.GetJobResult.future(asking)
+    (job,) = get(jobs)
+    both = pb.AckJobsRequest(leases=[job.lease, "1.0-7.1"], result=b"x", **_NAME)
+    assert refused(jobs.AckJobs, both)[1] == "invalid_input"
+    jobs.AckJobs(pb.AckJobsRequest(leases=[job.lease], result=b'{"answer":42}', **_NAME))
+    told = waiting.result(20)
+    assert (told.state, told.result) == ("done", b'{"answer":42}')
+    shown = httpx.get(f"{url}/jobs/{wanted.job_id}/result", timeout=30).json()
+    assert shown == {"job_id": wanted.job_id, "state": "done", "value": {"answer": 42}}
+
+    asked = httpx.post(f"{url}/jobs", json={"jobs": [{"text": "again", "want_result": True}]}, timeout=30).json()
+    (again,) = asked["jobs"]
+    (job,) = get(jobs)
+    body = {"leases": [job.lease], "result": {"text": "done"}}
+    assert httpx.post(f"{url}/ack", json=body, timeout=30).json()["settled"] == 1
+    assert jobs.GetJobResult(pb.GetJobResultRequest(job_id=again["job_id"], **_NAME)).result == b"done"
+    bad = {"leases": [job.lease], "result": {"text": "x", "value": 1}}
+    assert httpx.post(f"{url}/ack", json=bad, timeout=30).status_code == 400
+
+    (dead,) = put(jobs, b"never", want_result=True)
+    (job,) = get(jobs)
+    jobs.RejectJobs(pb.RejectJobsRequest(leases=[job.lease], reason="no", **_NAME))
+    told = jobs.GetJobResult(pb.GetJobResultRequest(job_id=dead.job_id, wait_ms=1000, **_NAME))
+    assert (told.state, told.reason) == ("dead", "no")
+    (plain,) = put(jobs, b"nobody asks")
+    for missing in (plain.job_id, "0-4711", "7-0"):
+        told = refused(jobs.GetJobResult, pb.GetJobResultRequest(job_id=missing, **_NAME))
+        assert told == (grpc.StatusCode.NOT_FOUND, "unknown_job"), missing
+        assert httpx.get(f"{url}/jobs/{missing}/result", timeout=30).status_code == 404
+    assert httpx.get(f"{url}/jobs/{plain.job_id}/result?wait_ms=999999999", timeout=30).status_code == 400

@@ -14,7 +14,7 @@ from rayqueue.errors import (
     RequestConflictError,
     RequestInProgressError,
 )
-from rayqueue.gateway.requests import Answered, Claimed, Ledger, LetGo, Requests, request_id
+from rayqueue.gateway.requests import Answered, Claimed, Known, Ledger, LetGo, Requests, request_id
 from rayqueue.testing import memory
 
 R = b"request"
@@ -66,7 +66,7 @@ def test_two_gateways_carry_a_request_out_once() -> None:
         gateways = [Requests(rq, settings), Requests(rq.another(), settings)]
         done: list[int] = []
 
-        async def carry_out() -> bytes:
+        async def carry_out(_: Known) -> bytes:
             done.append(1)
             await asyncio.sleep(0.05)
             return b"answer"
@@ -95,13 +95,13 @@ def test_what_failed_is_done_again_only_if_nothing_was_written() -> None:
     async def run(rq: memory.MemoryQueue) -> None:
         requests = Requests(rq, GatewaySettings(request_timeout_ms=5000))
 
-        async def full() -> bytes:
+        async def full(_: Known) -> bytes:
             raise QueueFullError("full")
 
-        async def unknown() -> bytes:
+        async def unknown(_: Known) -> bytes:
             raise OutcomeUnknownError("lost")
 
-        async def well() -> bytes:
+        async def well(_: Known) -> bytes:
             return b"well"
 
         for _ in range(2):

@@ -9,8 +9,10 @@ from typing import Any
 
 import httpx
 import msgspec
+import pytest
 
-from rayqueue.errors import LeadershipLostError, QueueFullError
+from rayqueue.errors import LeadershipLostError, OutcomeUnknownError, QueueFullError
+from rayqueue.gateway.numbered import NumberedWrite
 from rayqueue.gateway.rest import problems
 from rayqueue.gateway.server import Gateway
 from rayqueue.testing import memory, wait_for
@@ -103,6 +105,80 @@ def test_an_idempotency_key_writes_once_whichever_gateway_is_asked(
     twice = httpx.post(url, json={"records": [{"text": "two"}]}, headers={"Idempotency-Key": "k1"}, timeout=30)
     problem(twice, 422, "request_conflict")
     assert len(rest.get("/v1/topics/orders/records").json()["records"]) == 1
+
+
+@pytest.mark.parametrize("died", ["before it wrote", "in the middle", "before it answered"])
+def test_an_idempotency_key_outlives_the_gateway_that_died_on_the_way(
+    rest: httpx.Client,
+    gateway: Gateway,
+    rq: memory.MemoryQueue,
+    start: Callable[..., Gateway],
+    monkeypatch: pytest.MonkeyPatch,
+    died: str,
+) -> None:
+    """Whatever a gateway that is killed leaves, another completes: each record is there once, with one answer."""
+    make(rest, partitions=3, lanes=2)
+    other = start(rq.another())
+    append = NumberedWrite._append
+
+    async def failing(self: Any, partition: int, *rest: Any) -> Any:
+        if self._rq is rq and (partition != 1 or died == "before it wrote"):
+            raise OutcomeUnknownError("killed")
+        return await append(self, partition, *rest)
+
+    async def forgotten(_: Any) -> bool:
+        return False
+
+    if died == "before it answered":
+        monkeypatch.setattr(gateway._requests, "_keep", forgotten)
+    else:
+        monkeypatch.setattr(NumberedWrite, "_append", failing)
+    records: list[dict[str, Any]] = [{"text": str(row), "partition": row % 3, "priority": row % 2} for row in range(20)]
+    records += [{"text": f"k{row}", "key": f"key {row}"} for row in range(20)]
+    records += [{"text": "anywhere"}, {"text": "then", "timestamp_ms": 77}]
+    headers = {"Idempotency-Key": "k"}
+    first = rest.post("/v1/topics/orders/records", json={"records": records}, headers=headers)
+    assert first.status_code == (200 if died == "before it answered" else 504), first.text
+    rq.alter_topic("orders", partitions=5)  # where records go does not change with it
+    url = f"http://127.0.0.1:{other.rest_port}/v1/topics/orders/records"
+
+    def retried() -> httpx.Response | None:
+        """Until the other gateway has read the claim, it claims the request itself, and the first claim counts."""
+        answer = httpx.post(url, json={"records": records}, headers=headers, timeout=30)
+        return None if answer.status_code == 409 else answer
+
+    again = wait_for(retried, "the other gateway to know the claim")
+    assert again.status_code == 200, again.text
+    assert again.headers["idempotency-replayed"] == "true"
+    if first.status_code == 200:
+        assert again.json() == first.json()
+    assert rest.post("/v1/topics/orders/records", json={"records": records}, headers=headers).json() == again.json()
+    there: dict[tuple[int, int], tuple[str, int]] = {}
+    for partition in range(5):
+        params: dict[str, Any] = {"partition": partition, "max": 100, "format": "text"}
+        for each in rest.get("/v1/topics/orders/records", params=params).json()["records"]:
+            there[partition, each["offset"]] = each["text"], each["timestamp_ms"]
+    told = [(each["partition"], each["offset"]) for each in again.json()["records"]]
+    assert [there[place][0] for place in told] == [each["text"] for each in records]
+    assert len(there) == len(records)
+    assert there[told[-1]] == ("then", 77)
+    assert [there[place][1] for place in told] == [each["timestamp_ms"] for each in again.json()["records"]]
+    problem(httpx.post(url, json={"records": records[1:]}, headers=headers, timeout=30), 422, "request_conflict")
+
+
+def test_requests_share_a_few_producer_ids_and_a_keyed_record_goes_where_it_always_does(
+    rest: httpx.Client, gateway: Gateway
+) -> None:
+    make(rest, partitions=4)
+    for number in range(5):
+        (plain,) = put(rest, {"text": "x", "key": f"key {number}"})
+        (once,) = put(rest, {"text": "x", "key": f"key {number}"}, **{"Idempotency-Key": str(number)})
+        assert once["partition"] == plain["partition"]
+    assert [epoch for _, epoch in gateway._requests._numbers._free] == [5]
+    for wrong in ({"text": "x", "partition": 9}, {"text": "x", "priority": 1}, {"text": "x" * 2_000_000}):
+        answer = rest.post("/v1/topics/orders/records", json={"records": [wrong]}, headers={"Idempotency-Key": "w"})
+        assert answer.status_code in (400, 404, 413), answer.text
+    put(rest, {"text": "x"}, **{"Idempotency-Key": "w"})  # what was wrong has claimed nothing
 
 
 def test_a_session_reads_acknowledges_and_goes_on_where_it_was(rest: httpx.Client) -> None:
@@ -241,10 +317,16 @@ def test_falconqs_routes_answer_as_its_readme_shows(rest: httpx.Client) -> None:
     peeked = rest.get("/topic/orders/peek", params={"offset": 0, "batch": 5}).json()["messages"]
     assert [each["message"] for each in peeked] == ["normal", "urgent", "later"]
     got: list[str] = []
-    for _ in range(4):
+
+    def consumed() -> bool:
+        """An answer may be empty while the records are on their way."""
         answer = rest.get("/topic/orders/consume", params={"consumerID": "worker1", "batch": 1}).json()
-        got += [each["message"] for each in answer["messages"]]
+        got.extend(each["message"] for each in answer["messages"])
+        return len(got) >= 3
+
+    wait_for(consumed, "three messages")
     assert got == ["urgent", "normal", "later"]
+    assert rest.get("/topic/orders/consume", params={"consumerID": "worker1"}).json() == {"messages": []}
 
 
 def test_cluster_and_health(rest: httpx.Client) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import httpx
 import pytest
 from google.rpc import error_details_pb2
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -299,18 +300,105 @@ def test_one_address_has_so_many_calls_under_way(start: Callable[..., Gateway], 
             open_channels.enter_context(
                 grpc.insecure_channel(f"127.0.0.1:{gateway.grpc_port}", options=[("grpc.use_local_subchannel_pool", 1)])
             )
-            for _ in range(4)
+            for _ in range(3)
         ]
-        streams = [stub_of(RecordServiceStub, each).Fetch(pb.FetchRequest(topic="orders")) for each in channels[:3]]
+        streams = [stub_of(RecordServiceStub, each).Fetch(pb.FetchRequest(topic="orders")) for each in channels]
         wait_for(lambda: gateway.limits.calls._held.get("127.0.0.1") == 3, "three calls")
         listing = pb.AppendRequest(topic="orders", records=new(b"x"))
-        told = refused(stub_of(RecordServiceStub, channels[3]).Append, listing)
+        told = refused(stub_of(RecordServiceStub, channels[0]).Append, listing)
         assert told == (grpc.StatusCode.RESOURCE_EXHAUSTED, "rate_limited")
         streams[0].cancel()
         wait_for(lambda: gateway.limits.calls._held.get("127.0.0.1") == 2, "one call less")
-        assert stub_of(RecordServiceStub, channels[3]).Append(listing).records
+        assert stub_of(RecordServiceStub, channels[0]).Append(listing).records
         for each in streams[1:]:
             each.cancel()
+
+
+def test_one_address_has_so_many_connections(start: Callable[..., Gateway], rq: memory.MemoryQueue) -> None:
+    """Also if no call is under way over them; until they have been idle for so long that they are closed."""
+    gateway = start(max_connections_per_source=2, idle_timeout_ms=1500)
+    listing = admin_pb2.ListTopicsRequest()
+    with ExitStack() as open_channels:
+
+        def another() -> Any:
+            options = [("grpc.use_local_subchannel_pool", 1)]
+            made = grpc.insecure_channel(f"127.0.0.1:{gateway.grpc_port}", options=options)
+            return stub_of(AdminServiceStub, open_channels.enter_context(made))
+
+        first, second, third = another(), another(), another()
+        first.ListTopics(listing)
+        second.ListTopics(listing)
+        assert refused(third.ListTopics, listing) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "rate_limited")
+        second.ListTopics(listing)
+
+        def let_in() -> bool:
+            try:
+                third.ListTopics(listing)
+            except grpc.RpcError:
+                return False
+            return True
+
+        wait_for(let_in, "a connection that was idle to be forgotten", 30)
+
+
+def test_a_stream_over_which_nothing_goes_is_ended(start: Callable[..., Gateway], rq: memory.MemoryQueue) -> None:
+    rq.create_topic("orders")
+    gateway = start(idle_timeout_ms=500)
+    silent = threading.Event()
+
+    def one_and_no_more() -> Iterator[Any]:
+        yield pb.ProduceRequest(topic="orders", records=new(b"x"))
+        silent.wait(30)
+
+    with grpc.insecure_channel(f"127.0.0.1:{gateway.grpc_port}") as channel:
+        stream = stub_of(RecordServiceStub, channel).Produce(one_and_no_more())
+        assert next(stream).records
+        assert refused(list, stream) == (grpc.StatusCode.FAILED_PRECONDITION, "session_gone")
+        silent.set()
+    wait_for(lambda: not gateway.limits.streams._held, "no stream to be held")
+
+
+@pytest.mark.parametrize("committed", [False, True])
+def test_what_is_not_committed_is_read_by_those_who_want_it(
+    records: Any, admin: Any, rq: memory.MemoryQueue, gateway: Gateway, committed: bool
+) -> None:
+    rq.create_topic("orders")
+    producer = rq.producer(transactional_id="t")
+    aborted = producer.transaction()
+    aborted.begin()
+    aborted.send("orders", b"aborted").result()
+    aborted.abort()
+    with producer.transaction() as tx:
+        tx.send("orders", b"committed")
+    producer.close()
+    wanted = [b"committed"] if committed else [b"aborted", b"committed"]
+    isolation = common_pb2.ISOLATION_READ_COMMITTED if committed else common_pb2.ISOLATION_READ_UNCOMMITTED
+    name = "read_committed" if committed else "read_uncommitted"
+    stream = records.Fetch(pb.FetchRequest(topic="orders", partition=0, offset=0, isolation=isolation))
+    fetched: list[bytes] = []
+    while len(fetched) < len(wanted):
+        fetched += [each.value for each in next(stream).records]
+    stream.cancel()
+    polled = records.Poll(pb.PollRequest(group=name, topics=["orders"], isolation=isolation, wait_ms=5000))
+    sent = Sent()
+    sent.put(join=pb.Join(group=f"{name}-2", topics=["orders"], credit=10, isolation=isolation))
+    subscription = records.Subscribe(iter(sent))
+    got: list[bytes] = []
+    while len(got) < len(wanted):
+        got += [each.value for each in next(subscription).records.records]
+    sent.end()
+    assert fetched == [each.value for each in polled.records] == got == wanted
+    with httpx.Client(base_url=f"http://127.0.0.1:{gateway.rest_port}", timeout=30) as rest:
+        params: dict[str, Any] = {"offset": 0, "isolation": name, "format": "text"}
+        peeked = rest.get("/v1/topics/orders/records", params=params).json()["records"]
+        assert [each["text"].encode() for each in peeked] == wanted
+        body = {"topics": ["orders"], "isolation": name}
+        session = rest.post(f"/v1/groups/{name}-3/sessions", json=body).json()["session"]
+        read = rest.get(f"/v1/sessions/{session}/records", params={"format": "text", "wait_ms": 5000}).json()["records"]
+        assert [each["text"].encode() for each in read] == wanted
+        assert rest.get("/v1/topics/orders/records", params={"isolation": "none"}).status_code == 400
+    wrong = pb.FetchRequest(topic="orders", isolation=7)  # type: ignore[arg-type]
+    assert refused(list, records.Fetch(wrong))[1] == "invalid_input"
 
 
 # -- who may what ---------------------------------------------------------------------------------------
@@ -371,7 +459,7 @@ def test_every_method_needs_a_key_and_its_grant(rq: memory.MemoryQueue, start: C
     revoked, key = store.create("revoked", ["*:*:*"])
     store.revoke(key.key_id)
     gateway = start()
-    assert len(each_method()) == 34
+    assert len(each_method()) == 38
     with grpc.insecure_channel(f"127.0.0.1:{gateway.grpc_port}") as channel:
         for method in each_method():
             request = an_example(method)

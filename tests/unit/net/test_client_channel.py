@@ -299,7 +299,7 @@ def test_calls(make: Make, nodes: int) -> None:
         assert await channel.call(calls.ForgetGroup(group="g", generation=4, seal=SEALS.floor(4)))
         assert not await channel.call(calls.ForgetGroup(group="g", generation=4, seal=SEALS.floor(4)))
         status = await channel.call(calls.GetStatus())
-        assert (status.node, status.role, status.high_watermark) == (cluster.leader, "leader", 3)
+        assert (status.replica_id, status.role, status.high_watermark) == (cluster.leader, "leader", 3)
         assert type(await error_of(channel.call(calls.GetTopics()))) is InvalidInputError
         for name in ("", "x" * 300):
             assert type(await error_of(channel.call(calls.Pin(group=name)))) is InvalidInputError

@@ -35,6 +35,7 @@ class Lease:
     until_ms: int
     ids: list[int]
     done: set[int] = field(default_factory=set)
+    back: set[int] = field(default_factory=set)
 
 
 class Model:
@@ -153,9 +154,13 @@ class Model:
                 job.notes.append("reject")
                 self._die(job)
             else:
+                lease.back.add(job_id)
                 job.deliveries -= 1
+                job.token = 0
                 self._wait(job, 0)
             return True
+        if told.kind == "release":
+            return lease is not None and job_id in lease.back
         if job is None:
             return told.kind == "ack" and lease is not None and job_id in lease.done
         if job.token != told.token or job.state == LEASED or job.token == 0:

@@ -22,6 +22,7 @@ from rayqueue.partition.jobs.commands import (
 )
 from rayqueue.partition.jobs.leases import REMEMBERED_RUNS
 from rayqueue.partition.jobs.queue import EVENTS_PER_ENTRY, Grant
+from rayqueue.partition.tables import JOB_INDEX, JOBS
 from rayqueue.protocol.jobs import JOB_HEADER, JobOptions, encode_options
 from rayqueue.records import RecordBatch
 from tests.unit.log.store_disks import LmdbTestDisk
@@ -119,6 +120,54 @@ def test_what_is_remembered_of_a_lease_is_bounded() -> None:
     assert len(jobs.leases.get(grant.token).done) == REMEMBERED_RUNS
     assert settle(log, "ack", grant.token, 998)[0].lost == ()
     assert settle(log, "ack", grant.token, 0)[0].lost == ((0, 1),)
+
+
+def test_jobs_that_are_handed_back_are_runs_again_and_come_first() -> None:
+    log = queue(lanes=2)
+    put(log, 3_000)
+    first, second = lease(log, 1, 1_000), lease(log, 2, 1_000)
+    assert first is not None
+    assert second is not None
+    settle(log, "ack", first.token, 0, 500)
+    back = Settle("w", "release", second.token, ((1_000, 1_000),), -1, 0, "", "", None)
+    log.apply(settle_command(1_000, [back]))
+    settle(log, "release", first.token, *range(501, 1_000), *range(1, 100))
+    jobs: Any = log.partition.jobs
+    assert list(log.store.scan(JOBS)) == []  # no row for any of them
+    assert len(list(log.store.scan(JOB_INDEX))) == 2
+    assert (jobs.counts.ready, jobs.counts.leased) == (1_000 + 1_499 + 99, 400)
+    assert jobs.first_place(3_000) == 1
+    put(log, 1, lane=1)
+    twin = log.twin_from_checkpoint(log.checkpoint())
+    log.store.sync()
+    log.crash()
+    log.apply(change_command(1_000, "cancel", [2, 501]))
+    again = lease(log, 3, 1_700)
+    assert ids(again) == [3_000, 1, *range(3, 100), *range(502, 2_000), *range(2_000, 2_103)]
+    assert again is not None
+    assert {part.deliveries for part in again.parts} == {1}
+    assert settle(log, "release", second.token, 1_000)[0].lost == ()  # said again, it is the same
+    assert settle(log, "ack", second.token, 1_000)[0].lost == ((1_000, 1),)
+    assert settle(log, "release", again.token, *ids(again))[0].lost == ()
+    twin.catch_up()
+    assert twin.partition.checkpoint() == log.partition.checkpoint()
+    assert list(twin.store.scan(JOBS)) == []
+    lease(log, 4, 5_000)
+    twin.catch_up()
+    assert twin.partition.checkpoint() == log.partition.checkpoint()
+
+
+def test_no_token_is_good_for_a_job_that_nobody_has_had() -> None:
+    log = queue()
+    put(log, 2, want_result=True)
+    grant = lease(log, 1)
+    assert grant is not None
+    settle(log, "release", grant.token, 0)
+    for kind in ("ack", "nack", "reject", "release"):
+        assert settle(log, kind, 0, 0, 1)[0].lost == ((0, 2),)
+        assert settle(log, kind, 99, 0, 1)[0].lost == ((0, 2),)
+    assert settle(log, "ack", grant.token, 0)[0].lost == ((0, 1),)  # it was handed back
+    assert ids(lease(log, 2, 5)) == [0, 1]
 
 
 def test_more_runs_than_are_kept_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -111,7 +111,7 @@ class Model:
                 return SequenceGapError
             if producer is None and self._full():
                 return TooManyProducersError
-            self._use(pid, ModelProducer(epoch))
+            self._add(pid, ModelProducer(epoch))
             return None
         if epoch < producer.epoch:
             return ProducerFencedError
@@ -129,6 +129,10 @@ class Model:
         self.producers[pid] = producer
         self.producers.move_to_end(pid)
         producer.used_ms = self.now_ms
+
+    def _add(self, pid: int, producer: ModelProducer) -> None:
+        """Others are forgotten for one that is new, or has a new epoch; not whenever somebody writes."""
+        self._use(pid, producer)
         while len(self.producers) > SETTINGS.max_producers and self._oldest_is_idle():
             self.producers.popitem(last=False)
 
@@ -151,7 +155,7 @@ class Model:
         if producer is None and self._full():
             return TooManyProducersError
         if producer is None or epoch > producer.epoch:
-            self._use(pid, ModelProducer(epoch))
+            self._add(pid, ModelProducer(epoch))
         return Fenced(epoch)
 
     def trim(self, to: int) -> int:

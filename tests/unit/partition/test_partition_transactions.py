@@ -23,7 +23,7 @@ from rayqueue.errors import (
 from rayqueue.ids import Offset
 from rayqueue.partition import Admission, Ended, PartitionSettings, Staged, commit_command, read_committed, trim_command
 from rayqueue.partition.commands import decode, pass_time_command
-from rayqueue.partition.jobs.commands import Request, end_workers_command, lease_command
+from rayqueue.partition.jobs.commands import Request, change_command, end_workers_command, lease_command
 from rayqueue.partition.transactions.commands import (
     end_transaction_command,
     stage_acks_command,
@@ -32,7 +32,7 @@ from rayqueue.partition.transactions.commands import (
 from rayqueue.partition.transactions.runs import open_runs
 from rayqueue.protocol.calls import Position
 from rayqueue.protocol.data import ANY_LANE, Cursor
-from rayqueue.protocol.jobs import Settled
+from rayqueue.protocol.jobs import JOB_HEADER, JobOptions, Settled, encode_options
 from rayqueue.records import RecordBatch
 from rayqueue.replica.tail import Tail
 from tests.unit.partition.partition_log import Log, appended, batch
@@ -197,9 +197,8 @@ def test_batches_that_no_coordinator_could_end_are_refused() -> None:
     assert isinstance(sent(log, 7, 2**31), InvalidInputError)
 
 
-def test_jobs_are_not_put_in_transactions() -> None:
+def test_a_queue_has_no_positions() -> None:
     log = Log(PartitionSettings(queue=True))
-    assert isinstance(sent(log, 7, 0), TopicKindError)
     assert isinstance(log.apply(stage_offsets_command(7, 0, "g", 0, {0: 0})), TopicKindError)
 
 
@@ -300,6 +299,64 @@ def test_neither_the_lease_s_end_nor_the_worker_s_reaches_what_is_staged() -> No
     assert sizes(log) == (0, 1, 2)  # tried again, after the queue's back-off
     twin.catch_up()
     assert sizes(twin) == (0, 1, 2)
+
+
+@pytest.mark.parametrize("kind", [{}, {"ordered_by_key": True}, {"fair_by_key": True}])
+@pytest.mark.parametrize("committed", [True, False])
+def test_jobs_that_are_put_in_a_transaction_are_there_once_it_is_committed(
+    committed: bool, kind: dict[str, bool]
+) -> None:
+    log = Log(PartitionSettings(queue=True, **kind))
+    log.apply(pass_time_command(NOW_MS))
+
+    def leased(attempt: int) -> list[int]:
+        (grant,) = log.apply(lease_command(NOW_MS, [Request("w", attempt, 99, 1, 1_000)]))
+        return [] if grant is None else [part.first + at for part in grant.parts for at in range(part.count)]
+
+    log.apply(batch(2, keys=[b"a", b"b"]))
+    fields: dict[str, Any] = {"producer_id": 7, "transactional": True}
+    assert log.apply(batch(3, keys=[b"c", b"d", None], **fields)) == appended(2, 3)
+    log.apply(batch(1, keys=[b"e"]))
+    later = [[(JOB_HEADER, encode_options(JobOptions(delay_ms=50)))]]
+    log.apply(batch(headers=later, sequence=3, **fields))
+    assert sizes(log) == (3, 0, 4)
+    assert leased(1) == [0, 1, 5]
+    log.apply(pass_time_command(NOW_MS + 10 * 24 * 3_600_000))
+    assert sizes(log)[2] == 4, "time alone does nothing"
+    log.crash()
+    twin = log.twin_from_checkpoint(log.checkpoint())
+    (commit if committed else abort)(log, 7, 0)
+    twin.catch_up()
+    for each in (log, twin):
+        assert sizes(each)[2] == 0
+        assert not len(each.partition.transactions)
+    again = leased(2)
+    assert [each for each in again if each in (2, 3, 4, 6)] == ([2, 3, 4, 6] if committed else [])
+
+
+def test_what_a_job_in_a_transaction_cannot_have() -> None:
+    log = Log(PartitionSettings(queue=True, max_transaction_runs=5))
+    admission = Admission(log.partition)
+    for options in (JobOptions(ttl_ms=5), JobOptions(dedupe_id="x")):
+        headers = [[(JOB_HEADER, encode_options(options))]]
+        with pytest.raises(InvalidInputError, match="has no ttl_ms and no dedupe_id"):
+            admission.admit(batch(headers=headers, producer_id=7, transactional=True))
+    assert isinstance(sent(log, 7, 0, 6), TransactionTooLargeError)
+    assert sent(log, 7, 0, 3) == appended(0, 3)
+    assert isinstance(sent(log, 7, 0, 3), TransactionTooLargeError)
+    assert sent(log, 7, 0, 2) == appended(3, 2)
+    abort(log, 7, 0)
+    assert sizes(log) == (0, 0, 0)
+    assert log.partition.jobs is not None
+    assert log.partition.jobs.first_place(5) == 5, "nothing of it is kept"
+
+
+def test_a_job_that_is_cancelled_before_its_transaction_ends() -> None:
+    log = Log(PartitionSettings(queue=True))
+    sent(log, 7, 0, 2)
+    assert log.apply(change_command(NOW_MS, "cancel", [0])) == 1
+    commit(log, 7, 0)
+    assert sizes(log) == (1, 0, 0)
 
 
 def test_jobs_of_somebody_else_are_lost() -> None:

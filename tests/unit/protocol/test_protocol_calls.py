@@ -61,7 +61,7 @@ def made(cls: type[Call]) -> Call:
         "size_bytes": 900,
         "least_bytes": 300,
         "group_id": "orders-0.1",
-        "node": "r2",
+        "replica_id": "r2",
         "why": "no store",
         "broker": "b1",
         "draining": True,
@@ -90,6 +90,9 @@ def made(cls: type[Call]) -> Call:
         "token": 7,
         "jobs": ((5, 2),),
         "seal": b"s",
+        "write": "spark.q/7",
+        "writer": "spark.q",
+        "batch_id": 7,
     }
     if cls is InitTransactions:
         some["attempt"] = "drawn"  # a text here, a number for workers

@@ -54,6 +54,23 @@ def test_an_old_copy_beside_a_lost_leader_decides_nothing_until_that_leader_is_b
     assert {machine.total for machine in net.machines.values()} == {total + len(b"\x20more")}
 
 
+def test_a_voter_that_was_lost_is_waited_for_until_it_has_left_the_group() -> None:
+    net = Engines("a", "b", "c", "d", "e")
+    leader = net.leader
+    copy, lost, *_ = sorted(set(net.engines) - {leader.replica_id})
+    old = deepcopy(net.stores[copy].disk)
+    _propose(net, leader, "acknowledged")
+    net.cut = {lost}
+    _restore(net, copy, old)
+    net.run(5)
+    assert f"before {lost} answered" in str(net.engines[copy].doubted), "all others have answered, long ago"
+    leader.change_members(leader.members.without(lost), "replaced")
+    net.answer("replaced")
+    net.run(5, lambda: net.engines[copy].doubted is None)
+    assert net.engines[copy].doubted is None
+    assert net.stores[copy].last_index == leader.store.last_index
+
+
 def test_a_copy_that_lacks_nothing_goes_on_at_once_and_so_do_three_of_them() -> None:
     """A whole cluster that was stopped, copied and started elsewhere."""
     net = Engines("a", "b", "c")

@@ -131,7 +131,7 @@ def test_in_sync_is_who_is_near_the_end_and_answers() -> None:
     def beat(now: float, match: int | None) -> bool:
         if match is not None:
             leadership.take_reply(PEER, _reply(True, 0, match))
-        leadership.look_at_followers(now)
+        leadership.on_heartbeat(now)
         return PEER in leadership.in_sync(now)
 
     assert not beat(0.0, None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -288,26 +288,106 @@ def test_the_requests_of_a_worker_that_ends_are_withdrawn(rq: memory.MemoryQueue
     assert values(worker.get()) == [b"a"]  # the name may come again
 
 
-def test_jobs_that_are_just_being_given_to_a_withdrawn_request_go_back(rq: memory.MemoryQueue) -> None:
-    worker = make(rq, 1)
-
-    async def both() -> Leased:
-        asked = worker.channel.call(LeaseJobs(worker="w1", attempt=1))
-        await worker.channel.call(WithdrawRequest(worker="w1", attempt=1))
-        leased: Leased = await asked
-        return leased
-
+def _on_its_way(worker: Worker) -> tuple[Any, Callable[[], None]]:
+    """A request of this worker whose jobs are being read: its answer, and what lets the disk go on."""
     jobs = worker.group._service.jobs  # type: ignore[attr-defined]
     read, held = jobs._reader.read, []
     jobs._reader.read = lambda *arguments: held.append(arguments)  # a disk that takes its time
-    asked = asyncio.run_coroutine_threadsafe(both(), rq.io.loop)
+
+    def go_on() -> None:
+        jobs._reader.read = read
+        worker.rq._do(lambda _: [read(*each) for each in held])
+        worker.rq._do(lambda _: worker.group._turn())
+
+    asked = _first_request(worker)
     wait_for(lambda: bool(held), "the grant")
-    wait_for(lambda: any(each.withdrawn for each in list(jobs._proposed)), "its withdrawal")
-    rq._do(lambda _: read(*held[0]))
-    jobs._reader.read = read
+    return asked, go_on
+
+
+def _first_request(worker: Worker) -> Any:
+    async def ask() -> Leased:
+        leased: Leased = await worker.channel.call(LeaseJobs(worker=worker.name, attempt=1))
+        return leased
+
+    return asyncio.run_coroutine_threadsafe(ask(), worker.rq.io.loop)
+
+
+def test_jobs_that_are_just_being_given_to_a_withdrawn_request_go_back(rq: memory.MemoryQueue) -> None:
+    worker = make(rq, 1)
+    asked, go_on = _on_its_way(worker)
+    assert worker(WithdrawRequest(worker="w1", attempt=1)) == 1
+    go_on()
     assert asked.result(10) == Leased()
-    wait_for(lambda: worker.sizes() == QueueSizes(1, 0, 0, 0), "it to be given back")
+    assert worker.sizes() == QueueSizes(1, 0, 0, 0)  # the answer comes once they are back
     assert [job.deliveries for job in worker.get().jobs] == [1]
+
+
+def test_a_withdrawn_request_whose_jobs_are_not_back_is_not_answered_with_none(rq: memory.MemoryQueue) -> None:
+    """Else they would be with nobody until the lease ends."""
+    worker = make(rq, 1)
+    asked, go_on = _on_its_way(worker)
+    assert worker(WithdrawRequest(worker="w1", attempt=1)) == 1
+    jobs = worker.group._service.jobs  # type: ignore[attr-defined]
+    rq._do(lambda _: jobs.lost(NotLeaderError("another one leads")))
+    go_on()
+    with pytest.raises(NotLeaderError):
+        asked.result(10)
+    rq._do(lambda _: jobs.lead())
+    again = Worker(rq).get()  # as a client does: the same attempt
+    assert [(job.id, job.deliveries) for job in again.jobs] == [(0, 1)]
+
+
+def test_a_handle_that_is_closed_takes_no_delivery_with_it(rq: memory.MemoryQueue) -> None:
+    worker = make(rq, 1, max_deliveries=1)
+    asked, go_on = _on_its_way(worker)
+    ended = asyncio.run_coroutine_threadsafe(_ended(worker), rq.io.loop)
+    wait_for(lambda: bool(worker.group._service.jobs._ended), "it to stop")  # type: ignore[attr-defined]
+    go_on()
+    assert (asked.result(10), ended.result(10)) == (Leased(), 0)
+    assert worker.sizes() == QueueSizes(1, 0, 0, 0)  # not dead: nobody has had it
+    assert [job.deliveries for job in Worker(rq, name="w2").get().jobs] == [1]
+
+
+async def _ended(worker: Worker) -> int:
+    jobs: int = await worker.channel.call(EndWorker(worker=worker.name))
+    return jobs
+
+
+def test_what_is_on_its_way_to_a_connection_that_breaks_is_not_counted(rq: memory.MemoryQueue) -> None:
+    worker, other = make(rq, 1, max_deliveries=1), Worker(rq, name="w2")
+    _, go_on = _on_its_way(worker)
+    worker.hang_up()
+    wait_for(lambda: len(other.group._connections) == 2, "the leader to notice")
+    other.sizes()
+    go_on()
+    wait_for(lambda: other.sizes() == QueueSizes(1, 0, 0, 0), "it to be given back")
+    assert [job.deliveries for job in other.get().jobs] == [1]
+
+
+def test_a_request_that_is_repeated_on_another_connection_goes_on_there(rq: memory.MemoryQueue) -> None:
+    """What it is being given is not released because the first connection broke."""
+    worker = make(rq, 1)
+    _, go_on = _on_its_way(worker)
+    worker.hang_up()
+    same = Worker(rq)
+    again = _first_request(same)
+    wait_for(lambda: len(worker.group._connections) == 2, "the leader to notice")
+    same.sizes()
+    go_on()
+    leased = again.result(10)
+    assert [(job.id, job.deliveries) for job in leased.jobs] == [(0, 1)]
+    assert same.sizes() == QueueSizes(0, 1, 0, 0)
+    assert same.settle("ack", leased.token, 0) == []
+
+
+def test_what_waits_on_a_connection_that_its_worker_has_left_gets_nothing(rq: memory.MemoryQueue) -> None:
+    worker = make(rq)
+    left = _parked(worker, "w1", 1)
+    same = Worker(rq)  # the first connection does not look broken yet
+    waiting = _parked(same, "w1", 2)
+    assert left.result(10) == Leased()
+    put(rq, b"a")
+    assert values(waiting.result(10)) == [b"a"]
 
 
 def test_what_waits_too_long_is_answered(rq: memory.MemoryQueue) -> None:

@@ -12,6 +12,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,8 +20,8 @@ import pytest
 from rayqueue.actors import base as member
 from rayqueue.actors.coordinator_actor import CoordinatorActor, CoordinatorSpec
 from rayqueue.actors.keeper import home
+from rayqueue.actors.keeper.crew import Crew
 from rayqueue.actors.keeper.home import ClusterManifest
-from rayqueue.actors.keeper.keeper import Keeper
 from rayqueue.actors.keeper.nodes import Neighbours, RayNode
 from rayqueue.actors.keeper.plan import Confirm, ReplicaKey
 from rayqueue.actors.partition_actor import PartitionActor, PartitionSpec
@@ -131,8 +132,8 @@ def test_the_keeper_starts_anew_what_was_never_made(answer: Any) -> None:
     """Ray counts the death of a process that had made nothing as a restart, and a restart alone may not make data."""
     key = ReplicaKey(GROUP, NODE)
     done: list[tuple[Any, ...]] = []
-    keeper: Any = Keeper.__new__(Keeper)
-    keeper._made = set()
+    crew: Any = Crew.__new__(Crew)
+    crew._hands, crew.made = SimpleNamespace(), set()
 
     async def handle(_: ReplicaKey) -> Any:
         return Answers(answer)
@@ -143,12 +144,12 @@ def test_the_keeper_starts_anew_what_was_never_made(answer: Any) -> None:
     async def start(key: ReplicaKey, broker: str, create: bool, _: Any) -> None:
         done.append(("start", key, broker, create))
 
-    keeper.handle, keeper._end, keeper._start = handle, end, start
-    asyncio.run(keeper._take(Confirm(key, "b1"), {}))
+    crew._hands.handle, crew._end, crew._start = handle, end, start
+    asyncio.run(crew._take(Confirm(key, "b1"), {}))
     if isinstance(answer, tuple):
-        assert (done, keeper._made) == ([], {key})
+        assert (done, crew.made) == ([], {key})
     else:
-        assert (done, keeper._made) == ([("end", key), ("start", key, "b1", True)], set())
+        assert (done, crew.made) == ([("end", key), ("start", key, "b1", True)], set())
 
 
 # -- whose eyes ------------------------------------------------------------------------------------

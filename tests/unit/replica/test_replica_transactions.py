@@ -46,7 +46,7 @@ class World:
         wanted = TopicSettings(partitions=partitions, replication=1, **settings)
         info = await self.coordinator.call(CreateTopic(name="t", settings=wanted))
         for part in info.partitions:
-            ids = [replica.node for replica in part.replicas]
+            ids = [replica.replica_id for replica in part.replicas]
             self.routes[part.group_id] = GroupRoute(part.group_id, ids, self.cluster, self.settings)
         self.groups = list(self.routes)
 
@@ -198,6 +198,24 @@ async def until(world: World, what: Callable[[], Awaitable[bool]]) -> None:
         await asyncio.sleep(0.01)
         world.cluster.settle_transactions()
     raise AssertionError("it never happened")
+
+
+def test_how_many_are_open_and_for_how_long_is_measured() -> None:
+    async def scenario(world: World) -> None:
+        await world.begin(2)
+        p, _ = world.groups
+        settlings = [each.settling for each in world.cluster.partitions("t", None)]
+        assert [each.open_for() for each in settlings] == [(0, 0), (0, 0)]
+        first = await world.init()
+        await world.send(p, first, b"a")
+        await asyncio.sleep(0.01)
+        (opened, oldest_ms), nothing = [each.open_for() for each in settlings]
+        assert (opened, nothing) == (1, (0, 0))
+        assert 0 < oldest_ms < 60_000
+        await world.mark(first, await world.end(first))
+        assert [each.open_for() for each in settlings] == [(0, 0), (0, 0)]
+
+    run(scenario)
 
 
 def test_a_producer_that_dies_holds_up_nobody_for_longer_than_its_timeout() -> None:

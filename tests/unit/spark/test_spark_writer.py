@@ -13,12 +13,10 @@ pytest.importorskip("pyspark", reason="Spark is not installed: scripts/setup ins
 from pyspark import TaskContext
 from pyspark.sql.types import StructType
 
-from rayqueue.bridge.staging import SHARED
 from rayqueue.errors import BatchConflictError, BridgeError, InvalidInputError
-from rayqueue.protocol.topics import TopicPartition
 from rayqueue.spark import writer
 from rayqueue.spark.options import write_options
-from rayqueue.spark.writer import Staged, TopicStreamWriter, TopicWriter
+from rayqueue.spark.writer import TopicStreamWriter, TopicWriter
 from tests.unit.client.queue_in_memory import MemoryQueue
 
 SCHEMA = StructType().add("value", "string")
@@ -42,7 +40,6 @@ def queue(monkeypatch: pytest.MonkeyPatch) -> Any:
     made = MemoryQueue()
     made.create_topic("out", partitions=2)
     monkeypatch.setattr(writer, "connected", lambda where: made)
-    monkeypatch.setattr(writer, "_publishers", {})
     return made
 
 
@@ -69,7 +66,7 @@ def micro_batch(
 
 
 def values_in(queue: Any) -> Counter[Any]:
-    return Counter(record.value for record in queue.records("out"))
+    return Counter(record.value for record in queue.committed("out"))
 
 
 def test_a_wiped_checkpoint_is_another_writer(queue: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,7 +76,6 @@ def test_a_wiped_checkpoint_is_another_writer(queue: Any, monkeypatch: pytest.Mo
             for _ in range(2):
                 micro_batch(monkeypatch, query, batch_id, [f"{query} {batch_id}"])
     assert values_in(queue) == Counter({b"%s %d" % (q, n): 1 for q in (b"first", b"second") for n in (0, 1)})
-    assert {"spark-staging.first", "spark-staging.second"} < set(queue.infos)
 
 
 def test_a_writer_id_that_another_checkpoint_has_used(queue: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,33 +111,42 @@ def test_a_micro_batch_without_tasks(queue: Any) -> None:
     assert list(queue.infos) == ["out"]
 
 
+def lent(queue: Any) -> list[str]:
+    """Writes whose tasks have transactions."""
+    return [row.write for row in queue.cluster_in_memory.machine.transactions.ids.values() if row.write]
+
+
 def test_a_job_that_fails_lets_go_at_once(queue: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     in_task(monkeypatch, None)
+    for named in ({}, {"writerId": "w", "batchId": "3"}):
+        job = TopicWriter(write_options({"topic": "out", "inlineBytes": "0", **named}), SCHEMA)
+        job.write(iter(rows(["open"])))
+        assert len(lent(queue)) == 1
+        job.abort([None])  # no message came: the task died after it had written
+        assert lent(queue) == []
+    assert not values_in(queue)
+
+
+def test_a_micro_batch_that_fails_lets_go_of_what_it_knows(queue: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    in_task(monkeypatch, "first", 0)
+    stream = TopicStreamWriter(write_options({"topic": "out", "inlineBytes": "0"}, stream=True), SCHEMA)
+    message = stream.write(iter(rows(["open"])))
+    stream.abort([None], 0)
+    assert lent(queue) == ["spark.first/0"]
+    stream.abort([None, message], 0)
+    assert lent(queue) == []
+    micro_batch(monkeypatch, "first", 0, ["a"])
+    assert values_in(queue) == Counter([b"a"])
+
+
+def test_an_attempt_that_is_decided_stays_so(queue: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spark aborts what it could not commit, and does not know what became of it."""
+    in_task(monkeypatch, None)
     job = TopicWriter(write_options({"topic": "out", "inlineBytes": "0"}), SCHEMA)
-    job.write(iter(rows(["staged"])))
-    log = queue.partitions[TopicPartition(SHARED, 0)].log.partition
-    assert len(log.positions()) == 1
-    job.abort([None])  # no message came: the task died after it had staged
-    assert (log.positions(), log.start_offset) == ({}, log.next_offset)
-
-
-def test_an_attempt_that_may_be_decided_is_held(queue: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    in_task(monkeypatch, None)
-    options = write_options({"topic": "out", "inlineBytes": "0", "writerId": "w", "batchId": "3"})
-    staging = writer.staging_of(options, None)
-    for messages, held in (([None], 0), ([Staged()], 1)):
-        job = TopicWriter(options, SCHEMA)
-        job.write(iter(rows(["staged"])))
-        job.abort(list(messages))
-        assert len(queue.partitions[TopicPartition(staging, 0)].log.partition.positions()) == held
-
-
-def test_small_jobs_make_no_staging_topic(queue: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    in_task(monkeypatch, None)
-    job = TopicWriter(write_options({"topic": "out"}), SCHEMA)
-    job.commit([job.write(iter(rows(["small"])))])
-    assert values_in(queue) == Counter([b"small"])
-    assert list(queue.infos) == ["out"]
+    messages: list[Any] = [job.write(iter(rows(["a"])))]
+    job.commit(messages)
+    job.abort(messages)
+    assert values_in(queue) == Counter([b"a"])
 
 
 def test_columns_that_no_record_has() -> None:

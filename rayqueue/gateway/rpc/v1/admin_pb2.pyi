@@ -133,20 +133,20 @@ class Partition(_message.Message):
     def __init__(self, number: _Optional[int] = ..., leader: _Optional[str] = ..., term: _Optional[int] = ..., start_offset: _Optional[int] = ..., end_offset: _Optional[int] = ..., size_bytes: _Optional[int] = ..., replicas: _Optional[_Iterable[_Union[Replica, _Mapping]]] = ...) -> None: ...
 
 class Replica(_message.Message):
-    __slots__ = ("node", "broker", "role", "high_watermark", "size_bytes", "problem")
-    NODE_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("replica_id", "broker", "role", "high_watermark", "size_bytes", "problem")
+    REPLICA_ID_FIELD_NUMBER: _ClassVar[int]
     BROKER_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
     HIGH_WATERMARK_FIELD_NUMBER: _ClassVar[int]
     SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
     PROBLEM_FIELD_NUMBER: _ClassVar[int]
-    node: str
+    replica_id: str
     broker: str
     role: str
     high_watermark: int
     size_bytes: int
     problem: str
-    def __init__(self, node: _Optional[str] = ..., broker: _Optional[str] = ..., role: _Optional[str] = ..., high_watermark: _Optional[int] = ..., size_bytes: _Optional[int] = ..., problem: _Optional[str] = ...) -> None: ...
+    def __init__(self, replica_id: _Optional[str] = ..., broker: _Optional[str] = ..., role: _Optional[str] = ..., high_watermark: _Optional[int] = ..., size_bytes: _Optional[int] = ..., problem: _Optional[str] = ...) -> None: ...
 
 class AlterTopicRequest(_message.Message):
     __slots__ = ("name", "settings", "clear")

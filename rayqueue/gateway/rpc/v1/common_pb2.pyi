@@ -1,10 +1,20 @@
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from collections.abc import Iterable as _Iterable, Mapping as _Mapping
 from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
+
+class Isolation(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    ISOLATION_UNSPECIFIED: _ClassVar[Isolation]
+    ISOLATION_READ_COMMITTED: _ClassVar[Isolation]
+    ISOLATION_READ_UNCOMMITTED: _ClassVar[Isolation]
+ISOLATION_UNSPECIFIED: Isolation
+ISOLATION_READ_COMMITTED: Isolation
+ISOLATION_READ_UNCOMMITTED: Isolation
 
 class NewRecord(_message.Message):
     __slots__ = ("value", "key", "headers", "priority", "partition", "timestamp_ms")

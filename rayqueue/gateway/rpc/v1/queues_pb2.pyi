@@ -100,7 +100,7 @@ class DeleteQueueResponse(_message.Message):
     def __init__(self) -> None: ...
 
 class NewJob(_message.Message):
-    __slots__ = ("value", "key", "headers", "priority", "delay_ms", "deliver_at_ms", "ttl_ms", "dedupe_id")
+    __slots__ = ("value", "key", "headers", "priority", "delay_ms", "deliver_at_ms", "ttl_ms", "dedupe_id", "want_result")
     VALUE_FIELD_NUMBER: _ClassVar[int]
     KEY_FIELD_NUMBER: _ClassVar[int]
     HEADERS_FIELD_NUMBER: _ClassVar[int]
@@ -109,6 +109,7 @@ class NewJob(_message.Message):
     DELIVER_AT_MS_FIELD_NUMBER: _ClassVar[int]
     TTL_MS_FIELD_NUMBER: _ClassVar[int]
     DEDUPE_ID_FIELD_NUMBER: _ClassVar[int]
+    WANT_RESULT_FIELD_NUMBER: _ClassVar[int]
     value: bytes
     key: bytes
     headers: _containers.RepeatedCompositeFieldContainer[_common_pb2.Header]
@@ -117,7 +118,8 @@ class NewJob(_message.Message):
     deliver_at_ms: int
     ttl_ms: int
     dedupe_id: str
-    def __init__(self, value: _Optional[bytes] = ..., key: _Optional[bytes] = ..., headers: _Optional[_Iterable[_Union[_common_pb2.Header, _Mapping]]] = ..., priority: _Optional[int] = ..., delay_ms: _Optional[int] = ..., deliver_at_ms: _Optional[int] = ..., ttl_ms: _Optional[int] = ..., dedupe_id: _Optional[str] = ...) -> None: ...
+    want_result: bool
+    def __init__(self, value: _Optional[bytes] = ..., key: _Optional[bytes] = ..., headers: _Optional[_Iterable[_Union[_common_pb2.Header, _Mapping]]] = ..., priority: _Optional[int] = ..., delay_ms: _Optional[int] = ..., deliver_at_ms: _Optional[int] = ..., ttl_ms: _Optional[int] = ..., dedupe_id: _Optional[str] = ..., want_result: _Optional[bool] = ...) -> None: ...
 
 class PutJobsRequest(_message.Message):
     __slots__ = ("queue", "jobs", "idempotency_key")
@@ -222,12 +224,14 @@ class StreamJobsResponse(_message.Message):
     def __init__(self, jobs: _Optional[_Iterable[_Union[Job, _Mapping]]] = ..., timeout_ms: _Optional[int] = ...) -> None: ...
 
 class AckJobsRequest(_message.Message):
-    __slots__ = ("queue", "leases")
+    __slots__ = ("queue", "leases", "result")
     QUEUE_FIELD_NUMBER: _ClassVar[int]
     LEASES_FIELD_NUMBER: _ClassVar[int]
+    RESULT_FIELD_NUMBER: _ClassVar[int]
     queue: str
     leases: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, queue: _Optional[str] = ..., leases: _Optional[_Iterable[str]] = ...) -> None: ...
+    result: bytes
+    def __init__(self, queue: _Optional[str] = ..., leases: _Optional[_Iterable[str]] = ..., result: _Optional[bytes] = ...) -> None: ...
 
 class AckJobsResponse(_message.Message):
     __slots__ = ("settled", "lost")
@@ -314,6 +318,70 @@ class ExtendJobsResponse(_message.Message):
     lost: _containers.RepeatedScalarFieldContainer[str]
     lease_ms: int
     def __init__(self, extended: _Optional[int] = ..., lost: _Optional[_Iterable[str]] = ..., lease_ms: _Optional[int] = ...) -> None: ...
+
+class PeekJobsRequest(_message.Message):
+    __slots__ = ("queue", "max_jobs")
+    QUEUE_FIELD_NUMBER: _ClassVar[int]
+    MAX_JOBS_FIELD_NUMBER: _ClassVar[int]
+    queue: str
+    max_jobs: int
+    def __init__(self, queue: _Optional[str] = ..., max_jobs: _Optional[int] = ...) -> None: ...
+
+class PeekJobsResponse(_message.Message):
+    __slots__ = ("jobs",)
+    JOBS_FIELD_NUMBER: _ClassVar[int]
+    jobs: _containers.RepeatedCompositeFieldContainer[Job]
+    def __init__(self, jobs: _Optional[_Iterable[_Union[Job, _Mapping]]] = ...) -> None: ...
+
+class GetJobStateRequest(_message.Message):
+    __slots__ = ("queue", "job_id")
+    QUEUE_FIELD_NUMBER: _ClassVar[int]
+    JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    queue: str
+    job_id: str
+    def __init__(self, queue: _Optional[str] = ..., job_id: _Optional[str] = ...) -> None: ...
+
+class GetJobStateResponse(_message.Message):
+    __slots__ = ("state", "deliveries")
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    DELIVERIES_FIELD_NUMBER: _ClassVar[int]
+    state: str
+    deliveries: int
+    def __init__(self, state: _Optional[str] = ..., deliveries: _Optional[int] = ...) -> None: ...
+
+class GetJobResultRequest(_message.Message):
+    __slots__ = ("queue", "job_id", "wait_ms")
+    QUEUE_FIELD_NUMBER: _ClassVar[int]
+    JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    WAIT_MS_FIELD_NUMBER: _ClassVar[int]
+    queue: str
+    job_id: str
+    wait_ms: int
+    def __init__(self, queue: _Optional[str] = ..., job_id: _Optional[str] = ..., wait_ms: _Optional[int] = ...) -> None: ...
+
+class GetJobResultResponse(_message.Message):
+    __slots__ = ("state", "result", "reason", "traceback")
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    RESULT_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    TRACEBACK_FIELD_NUMBER: _ClassVar[int]
+    state: str
+    result: bytes
+    reason: str
+    traceback: str
+    def __init__(self, state: _Optional[str] = ..., result: _Optional[bytes] = ..., reason: _Optional[str] = ..., traceback: _Optional[str] = ...) -> None: ...
+
+class CancelJobRequest(_message.Message):
+    __slots__ = ("queue", "job_id")
+    QUEUE_FIELD_NUMBER: _ClassVar[int]
+    JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    queue: str
+    job_id: str
+    def __init__(self, queue: _Optional[str] = ..., job_id: _Optional[str] = ...) -> None: ...
+
+class CancelJobResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
 
 class DeadJob(_message.Message):
     __slots__ = ("job_id", "reason", "deliveries", "priority", "put_at_ms", "died_at_ms", "value", "key", "headers", "history")

@@ -103,6 +103,26 @@ class QueueServiceStub:
                 request_serializer=rayqueue_dot_v1_dot_queues__pb2.ExtendJobsRequest.SerializeToString,
                 response_deserializer=rayqueue_dot_v1_dot_queues__pb2.ExtendJobsResponse.FromString,
                 _registered_method=True)
+        self.PeekJobs = channel.unary_unary(
+                '/rayqueue.v1.QueueService/PeekJobs',
+                request_serializer=rayqueue_dot_v1_dot_queues__pb2.PeekJobsRequest.SerializeToString,
+                response_deserializer=rayqueue_dot_v1_dot_queues__pb2.PeekJobsResponse.FromString,
+                _registered_method=True)
+        self.GetJobState = channel.unary_unary(
+                '/rayqueue.v1.QueueService/GetJobState',
+                request_serializer=rayqueue_dot_v1_dot_queues__pb2.GetJobStateRequest.SerializeToString,
+                response_deserializer=rayqueue_dot_v1_dot_queues__pb2.GetJobStateResponse.FromString,
+                _registered_method=True)
+        self.GetJobResult = channel.unary_unary(
+                '/rayqueue.v1.QueueService/GetJobResult',
+                request_serializer=rayqueue_dot_v1_dot_queues__pb2.GetJobResultRequest.SerializeToString,
+                response_deserializer=rayqueue_dot_v1_dot_queues__pb2.GetJobResultResponse.FromString,
+                _registered_method=True)
+        self.CancelJob = channel.unary_unary(
+                '/rayqueue.v1.QueueService/CancelJob',
+                request_serializer=rayqueue_dot_v1_dot_queues__pb2.CancelJobRequest.SerializeToString,
+                response_deserializer=rayqueue_dot_v1_dot_queues__pb2.CancelJobResponse.FromString,
+                _registered_method=True)
         self.ListDeadJobs = channel.unary_unary(
                 '/rayqueue.v1.QueueService/ListDeadJobs',
                 request_serializer=rayqueue_dot_v1_dot_queues__pb2.ListDeadJobsRequest.SerializeToString,
@@ -219,6 +239,34 @@ class QueueServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def PeekJobs(self, request, context):
+        """Look at the jobs that are given out next; they stay.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetJobState(self, request, context):
+        """Where a job stands.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetJobResult(self, request, context):
+        """What became of a job that was put with want_result; waits for it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def CancelJob(self, request, context):
+        """Drop a job that nobody works on.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ListDeadJobs(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -312,6 +360,26 @@ def add_QueueServiceServicer_to_server(servicer, server):
                     servicer.ExtendJobs,
                     request_deserializer=rayqueue_dot_v1_dot_queues__pb2.ExtendJobsRequest.FromString,
                     response_serializer=rayqueue_dot_v1_dot_queues__pb2.ExtendJobsResponse.SerializeToString,
+            ),
+            'PeekJobs': grpc.unary_unary_rpc_method_handler(
+                    servicer.PeekJobs,
+                    request_deserializer=rayqueue_dot_v1_dot_queues__pb2.PeekJobsRequest.FromString,
+                    response_serializer=rayqueue_dot_v1_dot_queues__pb2.PeekJobsResponse.SerializeToString,
+            ),
+            'GetJobState': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetJobState,
+                    request_deserializer=rayqueue_dot_v1_dot_queues__pb2.GetJobStateRequest.FromString,
+                    response_serializer=rayqueue_dot_v1_dot_queues__pb2.GetJobStateResponse.SerializeToString,
+            ),
+            'GetJobResult': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetJobResult,
+                    request_deserializer=rayqueue_dot_v1_dot_queues__pb2.GetJobResultRequest.FromString,
+                    response_serializer=rayqueue_dot_v1_dot_queues__pb2.GetJobResultResponse.SerializeToString,
+            ),
+            'CancelJob': grpc.unary_unary_rpc_method_handler(
+                    servicer.CancelJob,
+                    request_deserializer=rayqueue_dot_v1_dot_queues__pb2.CancelJobRequest.FromString,
+                    response_serializer=rayqueue_dot_v1_dot_queues__pb2.CancelJobResponse.SerializeToString,
             ),
             'ListDeadJobs': grpc.unary_unary_rpc_method_handler(
                     servicer.ListDeadJobs,
@@ -689,6 +757,114 @@ class QueueService:
             '/rayqueue.v1.QueueService/ExtendJobs',
             rayqueue_dot_v1_dot_queues__pb2.ExtendJobsRequest.SerializeToString,
             rayqueue_dot_v1_dot_queues__pb2.ExtendJobsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PeekJobs(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/rayqueue.v1.QueueService/PeekJobs',
+            rayqueue_dot_v1_dot_queues__pb2.PeekJobsRequest.SerializeToString,
+            rayqueue_dot_v1_dot_queues__pb2.PeekJobsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetJobState(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/rayqueue.v1.QueueService/GetJobState',
+            rayqueue_dot_v1_dot_queues__pb2.GetJobStateRequest.SerializeToString,
+            rayqueue_dot_v1_dot_queues__pb2.GetJobStateResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetJobResult(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/rayqueue.v1.QueueService/GetJobResult',
+            rayqueue_dot_v1_dot_queues__pb2.GetJobResultRequest.SerializeToString,
+            rayqueue_dot_v1_dot_queues__pb2.GetJobResultResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CancelJob(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/rayqueue.v1.QueueService/CancelJob',
+            rayqueue_dot_v1_dot_queues__pb2.CancelJobRequest.SerializeToString,
+            rayqueue_dot_v1_dot_queues__pb2.CancelJobResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -26,7 +26,7 @@ class AppendResponse(_message.Message):
     def __init__(self, records: _Optional[_Iterable[_Union[_common_pb2.Written, _Mapping]]] = ..., replayed: _Optional[bool] = ...) -> None: ...
 
 class PollRequest(_message.Message):
-    __slots__ = ("session", "group", "topics", "max_records", "wait_ms", "start_at_end", "cursor")
+    __slots__ = ("session", "group", "topics", "max_records", "wait_ms", "start_at_end", "cursor", "isolation")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     GROUP_FIELD_NUMBER: _ClassVar[int]
     TOPICS_FIELD_NUMBER: _ClassVar[int]
@@ -34,6 +34,7 @@ class PollRequest(_message.Message):
     WAIT_MS_FIELD_NUMBER: _ClassVar[int]
     START_AT_END_FIELD_NUMBER: _ClassVar[int]
     CURSOR_FIELD_NUMBER: _ClassVar[int]
+    ISOLATION_FIELD_NUMBER: _ClassVar[int]
     session: str
     group: str
     topics: _containers.RepeatedScalarFieldContainer[str]
@@ -41,7 +42,8 @@ class PollRequest(_message.Message):
     wait_ms: int
     start_at_end: bool
     cursor: int
-    def __init__(self, session: _Optional[str] = ..., group: _Optional[str] = ..., topics: _Optional[_Iterable[str]] = ..., max_records: _Optional[int] = ..., wait_ms: _Optional[int] = ..., start_at_end: _Optional[bool] = ..., cursor: _Optional[int] = ...) -> None: ...
+    isolation: _common_pb2.Isolation
+    def __init__(self, session: _Optional[str] = ..., group: _Optional[str] = ..., topics: _Optional[_Iterable[str]] = ..., max_records: _Optional[int] = ..., wait_ms: _Optional[int] = ..., start_at_end: _Optional[bool] = ..., cursor: _Optional[int] = ..., isolation: _Optional[_Union[_common_pb2.Isolation, str]] = ...) -> None: ...
 
 class PollResponse(_message.Message):
     __slots__ = ("session", "records", "cursor")
@@ -100,16 +102,18 @@ class ProduceResponse(_message.Message):
     def __init__(self, number: _Optional[int] = ..., records: _Optional[_Iterable[_Union[_common_pb2.Written, _Mapping]]] = ..., problem: _Optional[_Union[_common_pb2.Problem, _Mapping]] = ...) -> None: ...
 
 class FetchRequest(_message.Message):
-    __slots__ = ("topic", "partition", "offset", "start_at_end")
+    __slots__ = ("topic", "partition", "offset", "start_at_end", "isolation")
     TOPIC_FIELD_NUMBER: _ClassVar[int]
     PARTITION_FIELD_NUMBER: _ClassVar[int]
     OFFSET_FIELD_NUMBER: _ClassVar[int]
     START_AT_END_FIELD_NUMBER: _ClassVar[int]
+    ISOLATION_FIELD_NUMBER: _ClassVar[int]
     topic: str
     partition: int
     offset: int
     start_at_end: bool
-    def __init__(self, topic: _Optional[str] = ..., partition: _Optional[int] = ..., offset: _Optional[int] = ..., start_at_end: _Optional[bool] = ...) -> None: ...
+    isolation: _common_pb2.Isolation
+    def __init__(self, topic: _Optional[str] = ..., partition: _Optional[int] = ..., offset: _Optional[int] = ..., start_at_end: _Optional[bool] = ..., isolation: _Optional[_Union[_common_pb2.Isolation, str]] = ...) -> None: ...
 
 class FetchResponse(_message.Message):
     __slots__ = ("records",)
@@ -130,18 +134,20 @@ class SubscribeRequest(_message.Message):
     def __init__(self, join: _Optional[_Union[Join, _Mapping]] = ..., credit: _Optional[_Union[Credit, _Mapping]] = ..., ack: _Optional[_Union[AckRecords, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ...) -> None: ...
 
 class Join(_message.Message):
-    __slots__ = ("group", "topics", "start_at_end", "credit", "timeout_ms")
+    __slots__ = ("group", "topics", "start_at_end", "credit", "timeout_ms", "isolation")
     GROUP_FIELD_NUMBER: _ClassVar[int]
     TOPICS_FIELD_NUMBER: _ClassVar[int]
     START_AT_END_FIELD_NUMBER: _ClassVar[int]
     CREDIT_FIELD_NUMBER: _ClassVar[int]
     TIMEOUT_MS_FIELD_NUMBER: _ClassVar[int]
+    ISOLATION_FIELD_NUMBER: _ClassVar[int]
     group: str
     topics: _containers.RepeatedScalarFieldContainer[str]
     start_at_end: bool
     credit: int
     timeout_ms: int
-    def __init__(self, group: _Optional[str] = ..., topics: _Optional[_Iterable[str]] = ..., start_at_end: _Optional[bool] = ..., credit: _Optional[int] = ..., timeout_ms: _Optional[int] = ...) -> None: ...
+    isolation: _common_pb2.Isolation
+    def __init__(self, group: _Optional[str] = ..., topics: _Optional[_Iterable[str]] = ..., start_at_end: _Optional[bool] = ..., credit: _Optional[int] = ..., timeout_ms: _Optional[int] = ..., isolation: _Optional[_Union[_common_pb2.Isolation, str]] = ...) -> None: ...
 
 class Credit(_message.Message):
     __slots__ = ("records",)

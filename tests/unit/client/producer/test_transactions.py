@@ -12,6 +12,7 @@ import contextlib
 import os
 import threading
 from collections.abc import Callable, Iterator
+from random import Random
 from typing import Any
 
 import pytest
@@ -360,6 +361,36 @@ def test_the_next_one_begins_while_markers_are_on_their_way(make: Make) -> None:
     assert [mark.epoch for mark in cluster.partitions[0].marks] == [0, 1], "and in their order"
 
 
+def test_a_send_lands_in_the_transaction_that_it_was_made_in_or_in_none(make: Make) -> None:
+    """Also if it comes so late that the next one has begun: a thread has it under way, say."""
+    cluster = Cluster()
+    producer = make(cluster)
+    with producer.transaction() as tx:
+        send, send_many, send_async = tx.send, tx.send_many, tx.send_async
+        send("orders", b"a")
+    with producer.transaction() as tx:
+        for late in (send, lambda *given: send_many(given[0], [given[1]])):
+            with pytest.raises(InvalidInputError, match="over"):
+                late("orders", b"late")
+        with pytest.raises(InvalidInputError, match="over"):
+            asyncio.run(send_async("orders", b"late"))
+        tx.send("orders", b"b")
+    assert [(epoch, values) for _, epoch, _, _, values in cluster.batches()] == [(0, [b"a"]), (1, [b"b"])]
+
+
+def test_records_of_a_transaction_that_may_go_anywhere_stay_together(make: Make) -> None:
+    cluster = Cluster(partitions=4)
+    producer = make(cluster)
+    for _ in range(4):
+        with producer.transaction() as tx:
+            tx.send_many("orders", [b"x" * 100] * 1000)
+            for _ in range(100):
+                tx.send("orders", b"y")
+    ends = cluster.coordinator.of(EndTransaction)
+    assert [len(end.participants) for end in ends] == [1, 1, 1, 1], "each costs a marker"
+    assert {end.participants for end in ends} == {(f"orders-{number}.1",) for number in range(4)}, "in turn"
+
+
 def test_a_commit_whose_markers_cannot_be_carried_is_a_commit(make: Make) -> None:
     cluster = Cluster(partitions=2)
     producer = make(cluster)
@@ -496,3 +527,277 @@ def test_sends_of_other_threads_are_in_it_or_refused(make: Make) -> None:
     assert refused.is_set()
     written = [int(value or b"") for *_, values in cluster.batches() for value in values]
     assert written == taken, "every send that returned is in the transaction, and nothing else is"
+
+
+# -- ends that nobody waits for ------------------------------------------------------------
+
+
+def epochs(cluster: Cluster, partition: int = 0) -> dict[int, list[bytes | None]]:
+    """The values of each pair."""
+    found: dict[int, list[bytes | None]] = {}
+    for _, epoch, _, _, values in cluster.batches(partition):
+        found.setdefault(epoch, []).extend(values)
+    return found
+
+
+def committed(cluster: Cluster) -> list[bytes | None]:
+    decided = cluster.coordinator.decisions
+    return [each for epoch, values in epochs(cluster).items() if decided.get(Transaction(7, epoch)) for each in values]
+
+
+def held_up(cluster: Cluster) -> tuple[asyncio.Event, threading.Event]:
+    """Ends are answered once the first of these is set; the second says that one was asked for."""
+    gate, asked_for = cluster.io.call(_event()), threading.Event()
+    call = cluster.coordinator.call
+
+    async def slow(asked: Any, **options: Any) -> Any:
+        if isinstance(asked, EndTransaction):
+            asked_for.set()
+            await gate.wait()
+        return await call(asked, **options)
+
+    cluster.coordinator.call = slow  # type: ignore[method-assign, assignment]
+    return gate, asked_for
+
+
+def test_transactions_that_end_while_one_is_decided_are_decided_together(make: Make) -> None:
+    cluster = Cluster()
+    producer = make(cluster)
+    made = []
+    for number in range(300):
+        with producer.transaction(wait=False) as tx:
+            tx.send("orders", b"%d" % number)
+            tx.send_many("orders", [b"%d again" % number])
+        made.append(tx)
+    producer.flush(timeout_ms=10_000)
+    for tx in made:
+        tx.wait_committed()
+    sent = [value for number in range(300) for value in (b"%d" % number, b"%d again" % number)]
+    assert committed(cluster) == sent, "all, once, in their order"
+    ends = cluster.coordinator.of(EndTransaction)
+    assert len(ends) < 100, "the coordinator takes 1 ms for each"
+    with producer.transaction() as tx:
+        tx.send("orders", b"last")
+    assert committed(cluster) == [*sent, b"last"]
+    producer.close()
+    assert len({mark.epoch for mark in cluster.partitions[0].marks}) == len(ends) + 1
+
+
+def test_if_one_is_not_committed_none_after_it_is_and_that_is_told(make: Make) -> None:
+    cluster = Cluster()
+    producer, coordinator = make(cluster), cluster.coordinator
+    gate, asked_for = held_up(cluster)
+    made = []
+    for number in range(3):
+        with producer.transaction(wait=False) as tx:
+            tx.send("orders", b"%d" % number)
+        made.append(tx)
+        assert asked_for.wait(5)
+    open_one = producer.transaction(wait=False)
+    open_one.begin()
+    open_one.send("orders", b"open")
+    coordinator.script = [TransactionAbortedError("it took too long")]
+    cluster.io.loop.call_soon_threadsafe(gate.set)
+    with pytest.raises(TransactionAbortedError, match="too long"):
+        made[0].wait_committed()
+    for tx in made[1:]:
+        with pytest.raises(TransactionAbortedError, match="one before it"):
+            tx.wait_committed()
+    with pytest.raises(RayQueueError):
+        open_one.send("orders", b"more")
+    with pytest.raises(TransactionAbortedError, match="one before it"):
+        open_one.commit()
+    coordinator.epoch = 5
+    with producer.transaction(wait=False) as tx:
+        tx.send("orders", b"again")
+    producer.flush(timeout_ms=5000)
+    assert committed(cluster) == [b"again"]
+    assert epochs(cluster) == {0: [b"0"], 5: [b"again"]}, "what was held back was never sent"
+
+
+def test_what_is_held_back_for_too_long_is_lost_and_what_was_decided_is_not(make: Make) -> None:
+    cluster = Cluster()
+    producer = make(cluster, delivery_timeout_ms=300)
+    gate, asked_for = held_up(cluster)
+    with producer.transaction(wait=False) as first:
+        first.send("orders", b"first")
+    assert asked_for.wait(5)
+    with producer.transaction(wait=False) as second:
+        delivery = second.send("orders", b"second")
+    third = producer.transaction(wait=False)
+    third.begin()
+    with pytest.raises(RayQueueError):
+        delivery.result(timeout_ms=5000)
+    with pytest.raises(TransactionAbortedError):
+        third.send("orders", b"third")
+    assert producer._transactions is not None
+    assert producer._transactions.behind.begin() is None, "none begins behind it before that was told"
+    with pytest.raises(TransactionAbortedError):
+        second.wait_committed()
+    cluster.io.loop.call_soon_threadsafe(gate.set)
+    first.wait_committed()
+    with pytest.raises(TransactionAbortedError):
+        third.commit()
+    with producer.transaction() as tx:
+        tx.send("orders", b"last")
+    assert committed(cluster) == [b"first", b"last"]
+
+
+@pytest.mark.parametrize("who", ["begin", "flush", "close"])
+def test_what_nobody_has_asked_for_is_told_once(make: Make, who: str) -> None:
+    cluster = Cluster()
+    producer = make(cluster)
+    with producer.transaction(wait=False) as tx:
+        tx.send("orders", b"a")
+        cluster.coordinator.script = [TransactionAbortedError("it took too long")]
+        cluster.coordinator.epoch = 5
+    wait_for(lambda: tx._deferred is not None and tx._deferred.decided.done(), "the decision")
+    with pytest.raises(TransactionAbortedError, match="too long"):
+        {"begin": producer.transaction(wait=False).begin, "flush": producer.flush, "close": producer.close}[who]()
+    if who != "close":
+        with producer.transaction() as tx:
+            tx.send("orders", b"b")
+    producer.close()
+
+
+def test_a_block_that_fails_takes_none_with_it(make: Make) -> None:
+    cluster = Cluster()
+    producer = make(cluster)
+    for number in range(20):
+        with contextlib.suppress(ZeroDivisionError), producer.transaction(wait=False) as tx:
+            tx.send("orders", b"%d" % number)
+            if number % 5 == 3:
+                raise ZeroDivisionError
+    producer.flush(timeout_ms=5000)
+    assert committed(cluster) == [b"%d" % number for number in range(20) if number % 5 != 3]
+
+
+def test_a_batch_that_is_refused_is_told_and_nothing_after_it_is_committed(make: Make) -> None:
+    cluster = Cluster(script=[scripted.OK, scripted.INVALID])
+    producer = make(cluster)
+    sent: list[bytes] = []
+
+    def send_all() -> None:
+        for number in range(1000):
+            with producer.transaction(wait=False) as tx:
+                tx.send("orders", b"%d" % number)
+            sent.append(b"%d" % number)
+        producer.flush(timeout_ms=5000)
+
+    with pytest.raises(TransactionAbortedError):
+        send_all()
+    done = committed(cluster)
+    assert done == sent[: len(done)], "what is committed is what was sent first"
+    assert len(done) < len(sent)
+    with producer.transaction(wait=False) as tx:
+        tx.send("orders", b"again")
+    producer.flush(timeout_ms=5000)
+    assert committed(cluster) == [*done, b"again"]
+
+
+def test_more_than_the_buffer_goes_while_its_block_lasts(make: Make) -> None:
+    cluster = Cluster()
+    producer = make(cluster, buffer_bytes=2000)
+    for number in range(5):
+        with producer.transaction(wait=False) as tx:
+            for _ in range(10):
+                tx.send("orders", b"%d" % number * 500)
+            tx.send("orders", b"%d" % number * 500).result(timeout_ms=5000)
+    producer.flush(timeout_ms=5000)
+    assert len(committed(cluster)) == 55
+
+
+def test_what_a_transaction_without_waiting_cannot_do_says_so(make: Make) -> None:
+    cluster = Cluster()
+    producer = make(cluster)
+    with producer.transaction(wait=False) as tx:
+        with pytest.raises(InvalidInputError, match="waited for"):
+            tx.ack()
+        with pytest.raises(InvalidInputError, match="waited for"):
+            tx.commit_offsets(None)  # type: ignore[arg-type]
+        with pytest.raises(InvalidInputError, match="has not ended"):
+            tx.wait_committed()
+        with pytest.raises(InvalidInputError, match="is open"):
+            producer.transaction(wait=False).begin()
+        with pytest.raises(InvalidInputError, match="is open"):
+            producer.transaction().begin()
+        tx.send("orders", b"a")
+    with pytest.raises(InvalidInputError, match="no transaction"):
+        producer.send("orders", b"between")
+    left = producer.transaction(wait=False)
+    left.begin()
+    left.send("orders", b"left")
+    producer.close()
+    with pytest.raises(RayQueueError):
+        left.commit()
+    assert committed(cluster) == [b"a"]
+
+
+def test_they_can_be_awaited(make: Make) -> None:
+    cluster = Cluster()
+    producer = make(cluster)
+
+    async def main() -> None:
+        for number in range(150):
+            async with producer.transaction(wait=False) as tx:
+                tx.send("orders", b"%d" % number)
+        await tx.wait_committed_async()
+
+    asyncio.run(main())
+    assert committed(cluster) == [b"%d" % number for number in range(150)]
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_whatever_happens_what_is_told_is_what_readers_see(make: Make, seed: int) -> None:
+    """Blocks that fail, batches that are refused, aborts by the coordinator, lost answers; waited for or not."""
+    rng, fates = Random(seed), Random(seed)
+    actions = rng.choices((scripted.OK, scripted.NOT_LEADER, scripted.INVALID), (60, 2, 1), k=400)
+    cluster = Cluster(script=actions)
+    coordinator = cluster.coordinator
+    decide = coordinator._answer
+
+    def answer(call: Any) -> Any:
+        if not isinstance(call, EndTransaction) or call.epoch != coordinator.epoch:
+            return decide(call)
+        chance = fates.random()
+        if chance < 0.05 and call.commit:
+            coordinator.decisions[Transaction(7, call.epoch)] = False
+            coordinator.epoch += 1
+            raise TransactionAbortedError("an operator ended it")
+        answered = decide(call)
+        if chance > 0.9:
+            raise OutcomeUnknownError("the answer was lost")
+        return answered
+
+    coordinator._answer = answer  # type: ignore[method-assign]
+    producer = make(cluster)
+    made: list[tuple[bytes, Any]] = []
+    told: dict[bytes, bool] = {}
+    for number in range(120):
+        value = b"%d" % number
+        tx = producer.transaction(wait=rng.random() < 0.1)
+        try:
+            with tx:
+                tx.send("orders", value)
+                if rng.random() < 0.1:
+                    raise ZeroDivisionError
+                if not tx._waits:
+                    made.append((value, tx))
+            if tx._waits:
+                told[value] = True
+        except (ZeroDivisionError, TransactionAbortedError):
+            told[value] = False
+    with contextlib.suppress(TransactionAbortedError):
+        producer.flush(timeout_ms=20_000)
+    for value, tx in made:
+        if value not in told:
+            try:
+                tx.wait_committed()
+                told[value] = True
+            except TransactionAbortedError:
+                told[value] = False
+    assert committed(cluster) == [b"%d" % number for number in range(120) if told[b"%d" % number]]
+
+
+async def _event() -> asyncio.Event:
+    return asyncio.Event()

@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
+from functools import partial
 from typing import Any
 
 import pytest
@@ -175,6 +176,50 @@ def test_an_ack_without_waiting_is_committed_by_flush_which_tells_what_was_lost(
             queue.flush()
         queue.flush()  # it was told
         job.ack()
+
+
+def test_no_end_of_a_job_has_to_be_waited_for(rq: memory.MemoryQueue) -> None:
+    queue = rq.queue("q", model="json", result_model="json")
+    answer = queue.put(0, want_result=True)
+    queue.put_many([1, 2, 3, 4])
+    jobs = {job.value: job for job in _take(queue, 5)}
+    jobs[0].done("zero", wait=False)
+    jobs[1].nack(delay_ms=60_000, reason="later", wait=False)
+    queue.nack(jobs[2], delay_ms=60_000, wait=False)
+    jobs[3].reject("no", wait=False)
+    queue.reject([jobs[4]], reason="no", wait=False)
+    assert all(job.settled for job in jobs.values())
+    queue.flush()
+    assert _size(queue) == (0, 0, 2, 2)
+    assert answer.result(timeout_ms=5000) == "zero"
+
+    async def lost() -> None:
+        short = await rq.queue_async("short", lease_ms=200, max_lease_ms=200, retry_backoff_ms=0)
+        for end in ("done", "nack", "reject"):
+            await short.put_async(b"x")
+            (late,) = await short.get_async(timeout_ms=10_000)
+            async with await rq.queue_async("short") as other:
+                (job,) = await other.get_async(timeout_ms=10_000)
+                ways: dict[str, Any] = {
+                    "done": partial(late.done_async, b"x"),
+                    "nack": late.nack_async,
+                    "reject": late.reject_async,
+                }
+                await ways[end](wait=False)
+                with pytest.raises(LeaseLostError, match=f"job {late.offset} .* this (ack|{end}) does not count"):
+                    await short.flush_async()
+                await short.flush_async()  # it was told
+                await job.ack_async()
+        assert (await short.size_async()).dead == 0
+
+    asyncio.run(lost())
+
+
+def _take(queue: Any, count: int) -> list[Any]:
+    jobs: list[Any] = []
+    while len(jobs) < count:
+        jobs += queue.get(count - len(jobs), timeout_ms=10_000)
+    return jobs
 
 
 def test_flush_waits_for_what_was_said_before_it_and_not_for_others(rq: memory.MemoryQueue) -> None:
@@ -435,6 +480,73 @@ def test_what_a_loop_was_left_with_says_where(rq: memory.MemoryQueue) -> None:
     assert reasons[b"with"] == "ValueError: deep inside"
 
 
+def test_what_an_async_loop_was_left_with_says_where(rq: memory.MemoryQueue) -> None:
+    async def main() -> None:
+        queue = await rq.queue_async("q", max_deliveries=1)
+        await queue.put_many_async([b"raises", b"breaks", b"cancelled", b"closed", b"done"])
+
+        async def fails(job: Any) -> None:
+            raise ValueError("deep inside")
+
+        async def loop() -> None:
+            async for job in queue:
+                await fails(job)
+
+        with pytest.raises(ValueError, match="deep inside"):
+            await loop()
+        async for _ in queue:
+            break
+        begun = asyncio.Event()
+
+        async def stops() -> None:
+            async for _ in queue:
+                begun.set()
+                await asyncio.sleep(60)
+
+        task = asyncio.create_task(stops())
+        await begun.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        jobs: Any = aiter(queue)
+        await anext(jobs)
+        await jobs.aclose()
+        got = []
+        async for job in queue:
+            got.append(job.value)
+            await job.ack_async()
+            break
+        await queue.flush_async()
+        assert got == [b"done"]
+        reasons = {each.value: each.reason for each in await queue.dead.list_async()}
+        line = fails.__code__.co_firstlineno
+        assert f"{__file__}:{line + 5}, in loop," in reasons[b"raises"]
+        assert f"{__file__}:{line + 10}, in main," in reasons[b"breaks"]
+        assert f"{__file__}:{line + 16}, in stops," in reasons[b"cancelled"]
+        assert reasons[b"closed"] == "the loop over the queue was left before the job was done"
+
+    asyncio.run(main())
+
+
+def test_an_async_loop_acknowledges_what_it_has_done(rq: memory.MemoryQueue) -> None:
+    async def main() -> None:
+        queue = await rq.queue_async("q", model="json", retry_backoff_ms=0)
+        await queue.put_many_async([1, 2, 3])
+        seen = []
+        async for job in queue:
+            seen.append(job.value)
+            if len(seen) == 3:
+                break
+        await queue.flush_async()
+        assert seen == [1, 2, 3]
+        (again,) = await queue.get_async(timeout_ms=5000)
+        assert (again.value, again.deliveries) == (3, 2)
+        await again.ack_async()
+        assert (await queue.size_async()).leased == 0
+
+    asyncio.run(main())
+
+
 def test_work_keeps_reasons_and_tracebacks_and_goes_on(rq: memory.MemoryQueue) -> None:
     queue = rq.queue("q", model="json", result_model="json", max_deliveries=1)
     results = [queue.put(number, want_result=True) for number in range(4)]
@@ -579,6 +691,29 @@ def test_partitions_that_are_added_are_found_by_all() -> None:
         rq.queue("ordered", ordered_by_key=True)
         with pytest.raises(InvalidInputError, match="ordered_by_key keeps its partitions"):
             rq.alter_topic("ordered", partitions=2)
+
+
+def test_a_dedupe_id_is_put_once_though_partitions_are_added() -> None:
+    settings = Settings(consumer={"refresh_ms": 50})
+    with memory.connect(settings=settings) as rq:
+        queue = rq.queue("q", partitions=2)
+        names = [f"order-{number}" for number in range(40)]
+        first = [queue.put(b"x", dedupe_id=name, key=b"a").id for name in names]
+        assert {each.partition for each in first} == {0, 1}
+        for partitions in (5, 8):
+            rq.alter_topic("q", partitions=partitions)
+            again = rq.another().queue("q")  # it knows all partitions
+            assert [again.put(b"y", dedupe_id=name, key=b"other").id for name in names] == first
+            assert [each.id for each in again.put_many([b"z"] * 40, dedupe_ids=names)] == first
+            assert [queue.put(b"y", dedupe_id=name).duplicate for name in names] == [True] * 40
+            assert {again.put(b"", key=b"%d" % key).id.partition for key in range(60)} == set(range(partitions))
+        assert queue.size().ready == 160
+
+
+def test_a_dedupe_id_of_a_queue_that_is_ordered_by_key_goes_with_its_key(rq: memory.MemoryQueue) -> None:
+    queue = rq.queue("q", partitions=4, ordered_by_key=True)
+    placed = {queue.put(b"x", key=b"k", dedupe_id=f"{number}").id.partition for number in range(20)}
+    assert len(placed) == 1
 
 
 # -- trouble ---------------------------------------------------------------------------------------

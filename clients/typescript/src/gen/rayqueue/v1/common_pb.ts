@@ -2,15 +2,15 @@
 // @generated from file rayqueue/v1/common.proto (package rayqueue.v1, syntax proto3)
 /* eslint-disable */
 
-import type { GenFile, GenMessage } from "@bufbuild/protobuf/codegenv2";
-import { fileDesc, messageDesc } from "@bufbuild/protobuf/codegenv2";
+import type { GenEnum, GenFile, GenMessage } from "@bufbuild/protobuf/codegenv2";
+import { enumDesc, fileDesc, messageDesc } from "@bufbuild/protobuf/codegenv2";
 import type { Message } from "@bufbuild/protobuf";
 
 /**
  * Describes the file rayqueue/v1/common.proto.
  */
 export const file_rayqueue_v1_common: GenFile = /*@__PURE__*/
-  fileDesc("ChhyYXlxdWV1ZS92MS9jb21tb24ucHJvdG8SC3JheXF1ZXVlLnYxIs0BCglOZXdSZWNvcmQSEgoFdmFsdWUYASABKAxIAIgBARIQCgNrZXkYAiABKAxIAYgBARIkCgdoZWFkZXJzGAMgAygLMhMucmF5cXVldWUudjEuSGVhZGVyEhAKCHByaW9yaXR5GAQgASgNEhYKCXBhcnRpdGlvbhgFIAEoDUgCiAEBEhkKDHRpbWVzdGFtcF9tcxgGIAEoA0gDiAEBQggKBl92YWx1ZUIGCgRfa2V5QgwKCl9wYXJ0aXRpb25CDwoNX3RpbWVzdGFtcF9tcyIlCgZIZWFkZXISDAoEbmFtZRgBIAEoCRINCgV2YWx1ZRgCIAEoDCK8AQoGUmVjb3JkEg0KBXRvcGljGAEgASgJEhEKCXBhcnRpdGlvbhgCIAEoDRIOCgZvZmZzZXQYAyABKAMSDAoEbGFuZRgEIAEoDRIUCgx0aW1lc3RhbXBfbXMYBSABKAMSEgoFdmFsdWUYBiABKAxIAIgBARIQCgNrZXkYByABKAxIAYgBARIkCgdoZWFkZXJzGAggAygLMhMucmF5cXVldWUudjEuSGVhZGVyQggKBl92YWx1ZUIGCgRfa2V5IkcKBVBsYWNlEg0KBXRvcGljGAEgASgJEhEKCXBhcnRpdGlvbhgCIAEoDRIOCgZvZmZzZXQYAyABKAMSDAoEbGFuZRgEIAEoDSJCCgdXcml0dGVuEhEKCXBhcnRpdGlvbhgBIAEoDRIOCgZvZmZzZXQYAiABKAMSFAoMdGltZXN0YW1wX21zGAMgASgDIjoKB1Byb2JsZW0SDAoEY29kZRgBIAEoCRIOCgZkZXRhaWwYAiABKAkSEQoJcmV0cmlhYmxlGAMgASgIYgZwcm90bzM");
+  fileDesc("ChhyYXlxdWV1ZS92MS9jb21tb24ucHJvdG8SC3JheXF1ZXVlLnYxIs0BCglOZXdSZWNvcmQSEgoFdmFsdWUYASABKAxIAIgBARIQCgNrZXkYAiABKAxIAYgBARIkCgdoZWFkZXJzGAMgAygLMhMucmF5cXVldWUudjEuSGVhZGVyEhAKCHByaW9yaXR5GAQgASgNEhYKCXBhcnRpdGlvbhgFIAEoDUgCiAEBEhkKDHRpbWVzdGFtcF9tcxgGIAEoA0gDiAEBQggKBl92YWx1ZUIGCgRfa2V5QgwKCl9wYXJ0aXRpb25CDwoNX3RpbWVzdGFtcF9tcyIlCgZIZWFkZXISDAoEbmFtZRgBIAEoCRINCgV2YWx1ZRgCIAEoDCK8AQoGUmVjb3JkEg0KBXRvcGljGAEgASgJEhEKCXBhcnRpdGlvbhgCIAEoDRIOCgZvZmZzZXQYAyABKAMSDAoEbGFuZRgEIAEoDRIUCgx0aW1lc3RhbXBfbXMYBSABKAMSEgoFdmFsdWUYBiABKAxIAIgBARIQCgNrZXkYByABKAxIAYgBARIkCgdoZWFkZXJzGAggAygLMhMucmF5cXVldWUudjEuSGVhZGVyQggKBl92YWx1ZUIGCgRfa2V5IkcKBVBsYWNlEg0KBXRvcGljGAEgASgJEhEKCXBhcnRpdGlvbhgCIAEoDRIOCgZvZmZzZXQYAyABKAMSDAoEbGFuZRgEIAEoDSJCCgdXcml0dGVuEhEKCXBhcnRpdGlvbhgBIAEoDRIOCgZvZmZzZXQYAiABKAMSFAoMdGltZXN0YW1wX21zGAMgASgDIjoKB1Byb2JsZW0SDAoEY29kZRgBIAEoCRIOCgZkZXRhaWwYAiABKAkSEQoJcmV0cmlhYmxlGAMgASgIKmQKCUlzb2xhdGlvbhIZChVJU09MQVRJT05fVU5TUEVDSUZJRUQQABIcChhJU09MQVRJT05fUkVBRF9DT01NSVRURUQQARIeChpJU09MQVRJT05fUkVBRF9VTkNPTU1JVFRFRBACYgZwcm90bzM");
 
 /**
  * A record to be written.
@@ -231,4 +231,38 @@ export type Problem = Message<"rayqueue.v1.Problem"> & {
  */
 export const ProblemSchema: GenMessage<Problem> = /*@__PURE__*/
   messageDesc(file_rayqueue_v1_common, 5);
+
+/**
+ * Which records of transactions are read.
+ *
+ * @generated from enum rayqueue.v1.Isolation
+ */
+export enum Isolation {
+  /**
+   * Only what is committed.
+   *
+   * @generated from enum value: ISOLATION_UNSPECIFIED = 0;
+   */
+  UNSPECIFIED = 0,
+
+  /**
+   * Only what is committed.
+   *
+   * @generated from enum value: ISOLATION_READ_COMMITTED = 1;
+   */
+  READ_COMMITTED = 1,
+
+  /**
+   * Everything, also what is aborted later.
+   *
+   * @generated from enum value: ISOLATION_READ_UNCOMMITTED = 2;
+   */
+  READ_UNCOMMITTED = 2,
+}
+
+/**
+ * Describes the enum rayqueue.v1.Isolation.
+ */
+export const IsolationSchema: GenEnum<Isolation> = /*@__PURE__*/
+  enumDesc(file_rayqueue_v1_common, 0);
 

@@ -16,7 +16,7 @@ import type { Message } from "@bufbuild/protobuf";
  * Describes the file rayqueue/v1/queues.proto.
  */
 export const file_rayqueue_v1_queues: GenFile = /*@__PURE__*/
-  fileDesc("ChhyYXlxdWV1ZS92MS9xdWV1ZXMucHJvdG8SC3JheXF1ZXVlLnYxIkkKCVF1ZXVlU2l6ZRINCgVyZWFkeRgBIAEoAxIOCgZsZWFzZWQYAiABKAMSDwoHZGVsYXllZBgDIAEoAxIMCgRkZWFkGAQgASgDIqABCgVRdWV1ZRIMCgRuYW1lGAEgASgJEhAKCHF1ZXVlX2lkGAIgASgDEhIKCnBhcnRpdGlvbnMYAyABKA0SLAoIc2V0dGluZ3MYBCABKAsyGi5yYXlxdWV1ZS52MS5Ub3BpY1NldHRpbmdzEiQKBHNpemUYBSABKAsyFi5yYXlxdWV1ZS52MS5RdWV1ZVNpemUSDwoHcHJvYmxlbRgGIAEoCSJkChJDcmVhdGVRdWV1ZVJlcXVlc3QSDAoEbmFtZRgBIAEoCRIsCghzZXR0aW5ncxgCIAEoCzIaLnJheXF1ZXVlLnYxLlRvcGljU2V0dGluZ3MSEgoKaWZfbWlzc2luZxgDIAEoCCI4ChNDcmVhdGVRdWV1ZVJlc3BvbnNlEiEKBXF1ZXVlGAEgASgLMhIucmF5cXVldWUudjEuUXVldWUiEwoRTGlzdFF1ZXVlc1JlcXVlc3QiOAoSTGlzdFF1ZXVlc1Jlc3BvbnNlEiIKBnF1ZXVlcxgBIAMoCzISLnJheXF1ZXVlLnYxLlF1ZXVlIiUKFERlc2NyaWJlUXVldWVSZXF1ZXN0Eg0KBXF1ZXVlGAEgASgJImwKFURlc2NyaWJlUXVldWVSZXNwb25zZRIhCgVxdWV1ZRgBIAEoCzISLnJheXF1ZXVlLnYxLlF1ZXVlEhwKD29sZGVzdF9yZWFkeV9tcxgCIAEoA0gAiAEBQhIKEF9vbGRlc3RfcmVhZHlfbXMiJAoTR2V0UXVldWVTaXplUmVxdWVzdBINCgVxdWV1ZRgBIAEoCSI8ChRHZXRRdWV1ZVNpemVSZXNwb25zZRIkCgRzaXplGAEgASgLMhYucmF5cXVldWUudjEuUXVldWVTaXplIiMKEkRlbGV0ZVF1ZXVlUmVxdWVzdBINCgVxdWV1ZRgBIAEoCSIVChNEZWxldGVRdWV1ZVJlc3BvbnNlIv4BCgZOZXdKb2ISEgoFdmFsdWUYASABKAxIAIgBARIQCgNrZXkYAiABKAxIAYgBARIkCgdoZWFkZXJzGAMgAygLMhMucmF5cXVldWUudjEuSGVhZGVyEhAKCHByaW9yaXR5GAQgASgNEhAKCGRlbGF5X21zGAUgASgEEhoKDWRlbGl2ZXJfYXRfbXMYBiABKARIAogBARITCgZ0dGxfbXMYByABKARIA4gBARIWCglkZWR1cGVfaWQYCCABKAlIBIgBAUIICgZfdmFsdWVCBgoEX2tleUIQCg5fZGVsaXZlcl9hdF9tc0IJCgdfdHRsX21zQgwKCl9kZWR1cGVfaWQiWwoOUHV0Sm9ic1JlcXVlc3QSDQoFcXVldWUYASABKAkSIQoEam9icxgCIAMoCzITLnJheXF1ZXVlLnYxLk5ld0pvYhIXCg9pZGVtcG90ZW5jeV9rZXkYAyABKAkiRgoPUHV0Sm9ic1Jlc3BvbnNlEiEKBGpvYnMYASADKAsyEy5yYXlxdWV1ZS52MS5QdXRKb2ISEAoIcmVwbGF5ZWQYAiABKAgiKwoGUHV0Sm9iEg4KBmpvYl9pZBgBIAEoCRIRCglkdXBsaWNhdGUYAiABKAgizQEKA0pvYhIOCgZqb2JfaWQYASABKAkSDQoFbGVhc2UYAiABKAkSEAoIbGVhc2VfbXMYAyABKAMSEgoKZGVsaXZlcmllcxgEIAEoDRIQCghwcmlvcml0eRgFIAEoDRIRCglwdXRfYXRfbXMYBiABKAMSEgoFdmFsdWUYByABKAxIAIgBARIQCgNrZXkYCCABKAxIAYgBARIkCgdoZWFkZXJzGAkgAygLMhMucmF5cXVldWUudjEuSGVhZGVyQggKBl92YWx1ZUIGCgRfa2V5IlQKDkdldEpvYnNSZXF1ZXN0Eg0KBXF1ZXVlGAEgASgJEhAKCG1heF9qb2JzGAIgASgNEg8KB3dhaXRfbXMYAyABKA0SEAoIbGVhc2VfbXMYBCABKAQiMQoPR2V0Sm9ic1Jlc3BvbnNlEh4KBGpvYnMYASADKAsyEC5yYXlxdWV1ZS52MS5Kb2IinAEKEVN0cmVhbUpvYnNSZXF1ZXN0EiUKBG9wZW4YASABKAsyFS5yYXlxdWV1ZS52MS5PcGVuSm9ic0gAEigKBmNyZWRpdBgCIAEoCzIWLnJheXF1ZXVlLnYxLkpvYkNyZWRpdEgAEisKCWhlYXJ0YmVhdBgDIAEoCzIWLnJheXF1ZXVlLnYxLkhlYXJ0YmVhdEgAQgkKB21lc3NhZ2UiTwoIT3BlbkpvYnMSDQoFcXVldWUYASABKAkSDgoGY3JlZGl0GAIgASgNEhAKCGxlYXNlX21zGAMgASgEEhIKCnRpbWVvdXRfbXMYBCABKA0iGQoJSm9iQ3JlZGl0EgwKBGpvYnMYASABKA0iSAoSU3RyZWFtSm9ic1Jlc3BvbnNlEh4KBGpvYnMYASADKAsyEC5yYXlxdWV1ZS52MS5Kb2ISEgoKdGltZW91dF9tcxgCIAEoDSIvCg5BY2tKb2JzUmVxdWVzdBINCgVxdWV1ZRgBIAEoCRIOCgZsZWFzZXMYAiADKAkiMAoPQWNrSm9ic1Jlc3BvbnNlEg8KB3NldHRsZWQYASABKA0SDAoEbG9zdBgCIAMoCSJ3Cg9OYWNrSm9ic1JlcXVlc3QSDQoFcXVldWUYASABKAkSDgoGbGVhc2VzGAIgAygJEhUKCGRlbGF5X21zGAMgASgESACIAQESDgoGcmVhc29uGAQgASgJEhEKCXRyYWNlYmFjaxgFIAEoCUILCglfZGVsYXlfbXMiMQoQTmFja0pvYnNSZXNwb25zZRIPCgdzZXR0bGVkGAEgASgNEgwKBGxvc3QYAiADKAkiVQoRUmVqZWN0Sm9ic1JlcXVlc3QSDQoFcXVldWUYASABKAkSDgoGbGVhc2VzGAIgAygJEg4KBnJlYXNvbhgDIAEoCRIRCgl0cmFjZWJhY2sYBCABKAkiMwoSUmVqZWN0Sm9ic1Jlc3BvbnNlEg8KB3NldHRsZWQYASABKA0SDAoEbG9zdBgCIAMoCSIzChJSZWxlYXNlSm9ic1JlcXVlc3QSDQoFcXVldWUYASABKAkSDgoGbGVhc2VzGAIgAygJIjQKE1JlbGVhc2VKb2JzUmVzcG9uc2USDwoHc2V0dGxlZBgBIAEoDRIMCgRsb3N0GAIgAygJIkQKEUV4dGVuZEpvYnNSZXF1ZXN0Eg0KBXF1ZXVlGAEgASgJEg4KBmxlYXNlcxgCIAMoCRIQCghsZWFzZV9tcxgDIAEoBCJGChJFeHRlbmRKb2JzUmVzcG9uc2USEAoIZXh0ZW5kZWQYASABKA0SDAoEbG9zdBgCIAMoCRIQCghsZWFzZV9tcxgDIAEoAyL7AQoHRGVhZEpvYhIOCgZqb2JfaWQYASABKAkSDgoGcmVhc29uGAIgASgJEhIKCmRlbGl2ZXJpZXMYAyABKA0SEAoIcHJpb3JpdHkYBCABKA0SEQoJcHV0X2F0X21zGAUgASgDEhIKCmRpZWRfYXRfbXMYBiABKAMSEgoFdmFsdWUYByABKAxIAIgBARIQCgNrZXkYCCABKAxIAYgBARIkCgdoZWFkZXJzGAkgAygLMhMucmF5cXVldWUudjEuSGVhZGVyEiUKB2hpc3RvcnkYCiADKAsyFC5yYXlxdWV1ZS52MS5GYWlsdXJlQggKBl92YWx1ZUIGCgRfa2V5IlsKB0ZhaWx1cmUSDwoHdGltZV9tcxgBIAEoAxIMCgRraW5kGAIgASgJEg4KBndvcmtlchgDIAEoCRIOCgZyZWFzb24YBCABKAkSEQoJdHJhY2ViYWNrGAUgASgJIkUKE0xpc3REZWFkSm9ic1JlcXVlc3QSDQoFcXVldWUYASABKAkSEAoIbWF4X2pvYnMYAiABKA0SDQoFYWZ0ZXIYAyABKAkiOgoUTGlzdERlYWRKb2JzUmVzcG9uc2USIgoEam9icxgBIAMoCzIULnJheXF1ZXVlLnYxLkRlYWRKb2IiMgoRR2V0RGVhZEpvYlJlcXVlc3QSDQoFcXVldWUYASABKAkSDgoGam9iX2lkGAIgASgJIjcKEkdldERlYWRKb2JSZXNwb25zZRIhCgNqb2IYASABKAsyFC5yYXlxdWV1ZS52MS5EZWFkSm9iIkUKFlJlZHJpdmVEZWFkSm9ic1JlcXVlc3QSDQoFcXVldWUYASABKAkSDwoHam9iX2lkcxgCIAMoCRILCgNhbGwYAyABKAgiKwoXUmVkcml2ZURlYWRKb2JzUmVzcG9uc2USEAoIcmVkcml2ZW4YASABKAQiQwoUUHVyZ2VEZWFkSm9ic1JlcXVlc3QSDQoFcXVldWUYASABKAkSDwoHam9iX2lkcxgCIAMoCRILCgNhbGwYAyABKAgiJwoVUHVyZ2VEZWFkSm9ic1Jlc3BvbnNlEg4KBnB1cmdlZBgBIAEoBDLmCgoMUXVldWVTZXJ2aWNlElAKC0NyZWF0ZVF1ZXVlEh8ucmF5cXVldWUudjEuQ3JlYXRlUXVldWVSZXF1ZXN0GiAucmF5cXVldWUudjEuQ3JlYXRlUXVldWVSZXNwb25zZRJNCgpMaXN0UXVldWVzEh4ucmF5cXVldWUudjEuTGlzdFF1ZXVlc1JlcXVlc3QaHy5yYXlxdWV1ZS52MS5MaXN0UXVldWVzUmVzcG9uc2USVgoNRGVzY3JpYmVRdWV1ZRIhLnJheXF1ZXVlLnYxLkRlc2NyaWJlUXVldWVSZXF1ZXN0GiIucmF5cXVldWUudjEuRGVzY3JpYmVRdWV1ZVJlc3BvbnNlElMKDEdldFF1ZXVlU2l6ZRIgLnJheXF1ZXVlLnYxLkdldFF1ZXVlU2l6ZVJlcXVlc3QaIS5yYXlxdWV1ZS52MS5HZXRRdWV1ZVNpemVSZXNwb25zZRJQCgtEZWxldGVRdWV1ZRIfLnJheXF1ZXVlLnYxLkRlbGV0ZVF1ZXVlUmVxdWVzdBogLnJheXF1ZXVlLnYxLkRlbGV0ZVF1ZXVlUmVzcG9uc2USRAoHUHV0Sm9icxIbLnJheXF1ZXVlLnYxLlB1dEpvYnNSZXF1ZXN0GhwucmF5cXVldWUudjEuUHV0Sm9ic1Jlc3BvbnNlEkQKB0dldEpvYnMSGy5yYXlxdWV1ZS52MS5HZXRKb2JzUmVxdWVzdBocLnJheXF1ZXVlLnYxLkdldEpvYnNSZXNwb25zZRJRCgpTdHJlYW1Kb2JzEh4ucmF5cXVldWUudjEuU3RyZWFtSm9ic1JlcXVlc3QaHy5yYXlxdWV1ZS52MS5TdHJlYW1Kb2JzUmVzcG9uc2UoATABEkQKB0Fja0pvYnMSGy5yYXlxdWV1ZS52MS5BY2tKb2JzUmVxdWVzdBocLnJheXF1ZXVlLnYxLkFja0pvYnNSZXNwb25zZRJHCghOYWNrSm9icxIcLnJheXF1ZXVlLnYxLk5hY2tKb2JzUmVxdWVzdBodLnJheXF1ZXVlLnYxLk5hY2tKb2JzUmVzcG9uc2USTQoKUmVqZWN0Sm9icxIeLnJheXF1ZXVlLnYxLlJlamVjdEpvYnNSZXF1ZXN0Gh8ucmF5cXVldWUudjEuUmVqZWN0Sm9ic1Jlc3BvbnNlElAKC1JlbGVhc2VKb2JzEh8ucmF5cXVldWUudjEuUmVsZWFzZUpvYnNSZXF1ZXN0GiAucmF5cXVldWUudjEuUmVsZWFzZUpvYnNSZXNwb25zZRJNCgpFeHRlbmRKb2JzEh4ucmF5cXVldWUudjEuRXh0ZW5kSm9ic1JlcXVlc3QaHy5yYXlxdWV1ZS52MS5FeHRlbmRKb2JzUmVzcG9uc2USUwoMTGlzdERlYWRKb2JzEiAucmF5cXVldWUudjEuTGlzdERlYWRKb2JzUmVxdWVzdBohLnJheXF1ZXVlLnYxLkxpc3REZWFkSm9ic1Jlc3BvbnNlEk0KCkdldERlYWRKb2ISHi5yYXlxdWV1ZS52MS5HZXREZWFkSm9iUmVxdWVzdBofLnJheXF1ZXVlLnYxLkdldERlYWRKb2JSZXNwb25zZRJcCg9SZWRyaXZlRGVhZEpvYnMSIy5yYXlxdWV1ZS52MS5SZWRyaXZlRGVhZEpvYnNSZXF1ZXN0GiQucmF5cXVldWUudjEuUmVkcml2ZURlYWRKb2JzUmVzcG9uc2USVgoNUHVyZ2VEZWFkSm9icxIhLnJheXF1ZXVlLnYxLlB1cmdlRGVhZEpvYnNSZXF1ZXN0GiIucmF5cXVldWUudjEuUHVyZ2VEZWFkSm9ic1Jlc3BvbnNlYgZwcm90bzM", [file_rayqueue_v1_admin, file_rayqueue_v1_common, file_rayqueue_v1_records]);
+  fileDesc("ChhyYXlxdWV1ZS92MS9xdWV1ZXMucHJvdG8SC3JheXF1ZXVlLnYxIkkKCVF1ZXVlU2l6ZRINCgVyZWFkeRgBIAEoAxIOCgZsZWFzZWQYAiABKAMSDwoHZGVsYXllZBgDIAEoAxIMCgRkZWFkGAQgASgDIqABCgVRdWV1ZRIMCgRuYW1lGAEgASgJEhAKCHF1ZXVlX2lkGAIgASgDEhIKCnBhcnRpdGlvbnMYAyABKA0SLAoIc2V0dGluZ3MYBCABKAsyGi5yYXlxdWV1ZS52MS5Ub3BpY1NldHRpbmdzEiQKBHNpemUYBSABKAsyFi5yYXlxdWV1ZS52MS5RdWV1ZVNpemUSDwoHcHJvYmxlbRgGIAEoCSJkChJDcmVhdGVRdWV1ZVJlcXVlc3QSDAoEbmFtZRgBIAEoCRIsCghzZXR0aW5ncxgCIAEoCzIaLnJheXF1ZXVlLnYxLlRvcGljU2V0dGluZ3MSEgoKaWZfbWlzc2luZxgDIAEoCCI4ChNDcmVhdGVRdWV1ZVJlc3BvbnNlEiEKBXF1ZXVlGAEgASgLMhIucmF5cXVldWUudjEuUXVldWUiEwoRTGlzdFF1ZXVlc1JlcXVlc3QiOAoSTGlzdFF1ZXVlc1Jlc3BvbnNlEiIKBnF1ZXVlcxgBIAMoCzISLnJheXF1ZXVlLnYxLlF1ZXVlIiUKFERlc2NyaWJlUXVldWVSZXF1ZXN0Eg0KBXF1ZXVlGAEgASgJImwKFURlc2NyaWJlUXVldWVSZXNwb25zZRIhCgVxdWV1ZRgBIAEoCzISLnJheXF1ZXVlLnYxLlF1ZXVlEhwKD29sZGVzdF9yZWFkeV9tcxgCIAEoA0gAiAEBQhIKEF9vbGRlc3RfcmVhZHlfbXMiJAoTR2V0UXVldWVTaXplUmVxdWVzdBINCgVxdWV1ZRgBIAEoCSI8ChRHZXRRdWV1ZVNpemVSZXNwb25zZRIkCgRzaXplGAEgASgLMhYucmF5cXVldWUudjEuUXVldWVTaXplIiMKEkRlbGV0ZVF1ZXVlUmVxdWVzdBINCgVxdWV1ZRgBIAEoCSIVChNEZWxldGVRdWV1ZVJlc3BvbnNlIpMCCgZOZXdKb2ISEgoFdmFsdWUYASABKAxIAIgBARIQCgNrZXkYAiABKAxIAYgBARIkCgdoZWFkZXJzGAMgAygLMhMucmF5cXVldWUudjEuSGVhZGVyEhAKCHByaW9yaXR5GAQgASgNEhAKCGRlbGF5X21zGAUgASgEEhoKDWRlbGl2ZXJfYXRfbXMYBiABKARIAogBARITCgZ0dGxfbXMYByABKARIA4gBARIWCglkZWR1cGVfaWQYCCABKAlIBIgBARITCgt3YW50X3Jlc3VsdBgJIAEoCEIICgZfdmFsdWVCBgoEX2tleUIQCg5fZGVsaXZlcl9hdF9tc0IJCgdfdHRsX21zQgwKCl9kZWR1cGVfaWQiWwoOUHV0Sm9ic1JlcXVlc3QSDQoFcXVldWUYASABKAkSIQoEam9icxgCIAMoCzITLnJheXF1ZXVlLnYxLk5ld0pvYhIXCg9pZGVtcG90ZW5jeV9rZXkYAyABKAkiRgoPUHV0Sm9ic1Jlc3BvbnNlEiEKBGpvYnMYASADKAsyEy5yYXlxdWV1ZS52MS5QdXRKb2ISEAoIcmVwbGF5ZWQYAiABKAgiKwoGUHV0Sm9iEg4KBmpvYl9pZBgBIAEoCRIRCglkdXBsaWNhdGUYAiABKAgizQEKA0pvYhIOCgZqb2JfaWQYASABKAkSDQoFbGVhc2UYAiABKAkSEAoIbGVhc2VfbXMYAyABKAMSEgoKZGVsaXZlcmllcxgEIAEoDRIQCghwcmlvcml0eRgFIAEoDRIRCglwdXRfYXRfbXMYBiABKAMSEgoFdmFsdWUYByABKAxIAIgBARIQCgNrZXkYCCABKAxIAYgBARIkCgdoZWFkZXJzGAkgAygLMhMucmF5cXVldWUudjEuSGVhZGVyQggKBl92YWx1ZUIGCgRfa2V5IlQKDkdldEpvYnNSZXF1ZXN0Eg0KBXF1ZXVlGAEgASgJEhAKCG1heF9qb2JzGAIgASgNEg8KB3dhaXRfbXMYAyABKA0SEAoIbGVhc2VfbXMYBCABKAQiMQoPR2V0Sm9ic1Jlc3BvbnNlEh4KBGpvYnMYASADKAsyEC5yYXlxdWV1ZS52MS5Kb2IinAEKEVN0cmVhbUpvYnNSZXF1ZXN0EiUKBG9wZW4YASABKAsyFS5yYXlxdWV1ZS52MS5PcGVuSm9ic0gAEigKBmNyZWRpdBgCIAEoCzIWLnJheXF1ZXVlLnYxLkpvYkNyZWRpdEgAEisKCWhlYXJ0YmVhdBgDIAEoCzIWLnJheXF1ZXVlLnYxLkhlYXJ0YmVhdEgAQgkKB21lc3NhZ2UiTwoIT3BlbkpvYnMSDQoFcXVldWUYASABKAkSDgoGY3JlZGl0GAIgASgNEhAKCGxlYXNlX21zGAMgASgEEhIKCnRpbWVvdXRfbXMYBCABKA0iGQoJSm9iQ3JlZGl0EgwKBGpvYnMYASABKA0iSAoSU3RyZWFtSm9ic1Jlc3BvbnNlEh4KBGpvYnMYASADKAsyEC5yYXlxdWV1ZS52MS5Kb2ISEgoKdGltZW91dF9tcxgCIAEoDSJPCg5BY2tKb2JzUmVxdWVzdBINCgVxdWV1ZRgBIAEoCRIOCgZsZWFzZXMYAiADKAkSEwoGcmVzdWx0GAMgASgMSACIAQFCCQoHX3Jlc3VsdCIwCg9BY2tKb2JzUmVzcG9uc2USDwoHc2V0dGxlZBgBIAEoDRIMCgRsb3N0GAIgAygJIncKD05hY2tKb2JzUmVxdWVzdBINCgVxdWV1ZRgBIAEoCRIOCgZsZWFzZXMYAiADKAkSFQoIZGVsYXlfbXMYAyABKARIAIgBARIOCgZyZWFzb24YBCABKAkSEQoJdHJhY2ViYWNrGAUgASgJQgsKCV9kZWxheV9tcyIxChBOYWNrSm9ic1Jlc3BvbnNlEg8KB3NldHRsZWQYASABKA0SDAoEbG9zdBgCIAMoCSJVChFSZWplY3RKb2JzUmVxdWVzdBINCgVxdWV1ZRgBIAEoCRIOCgZsZWFzZXMYAiADKAkSDgoGcmVhc29uGAMgASgJEhEKCXRyYWNlYmFjaxgEIAEoCSIzChJSZWplY3RKb2JzUmVzcG9uc2USDwoHc2V0dGxlZBgBIAEoDRIMCgRsb3N0GAIgAygJIjMKElJlbGVhc2VKb2JzUmVxdWVzdBINCgVxdWV1ZRgBIAEoCRIOCgZsZWFzZXMYAiADKAkiNAoTUmVsZWFzZUpvYnNSZXNwb25zZRIPCgdzZXR0bGVkGAEgASgNEgwKBGxvc3QYAiADKAkiRAoRRXh0ZW5kSm9ic1JlcXVlc3QSDQoFcXVldWUYASABKAkSDgoGbGVhc2VzGAIgAygJEhAKCGxlYXNlX21zGAMgASgEIkYKEkV4dGVuZEpvYnNSZXNwb25zZRIQCghleHRlbmRlZBgBIAEoDRIMCgRsb3N0GAIgAygJEhAKCGxlYXNlX21zGAMgASgDIjIKD1BlZWtKb2JzUmVxdWVzdBINCgVxdWV1ZRgBIAEoCRIQCghtYXhfam9icxgCIAEoDSIyChBQZWVrSm9ic1Jlc3BvbnNlEh4KBGpvYnMYASADKAsyEC5yYXlxdWV1ZS52MS5Kb2IiMwoSR2V0Sm9iU3RhdGVSZXF1ZXN0Eg0KBXF1ZXVlGAEgASgJEg4KBmpvYl9pZBgCIAEoCSI4ChNHZXRKb2JTdGF0ZVJlc3BvbnNlEg0KBXN0YXRlGAEgASgJEhIKCmRlbGl2ZXJpZXMYAiABKA0iRQoTR2V0Sm9iUmVzdWx0UmVxdWVzdBINCgVxdWV1ZRgBIAEoCRIOCgZqb2JfaWQYAiABKAkSDwoHd2FpdF9tcxgDIAEoDSJoChRHZXRKb2JSZXN1bHRSZXNwb25zZRINCgVzdGF0ZRgBIAEoCRITCgZyZXN1bHQYAiABKAxIAIgBARIOCgZyZWFzb24YAyABKAkSEQoJdHJhY2ViYWNrGAQgASgJQgkKB19yZXN1bHQiMQoQQ2FuY2VsSm9iUmVxdWVzdBINCgVxdWV1ZRgBIAEoCRIOCgZqb2JfaWQYAiABKAkiEwoRQ2FuY2VsSm9iUmVzcG9uc2Ui+wEKB0RlYWRKb2ISDgoGam9iX2lkGAEgASgJEg4KBnJlYXNvbhgCIAEoCRISCgpkZWxpdmVyaWVzGAMgASgNEhAKCHByaW9yaXR5GAQgASgNEhEKCXB1dF9hdF9tcxgFIAEoAxISCgpkaWVkX2F0X21zGAYgASgDEhIKBXZhbHVlGAcgASgMSACIAQESEAoDa2V5GAggASgMSAGIAQESJAoHaGVhZGVycxgJIAMoCzITLnJheXF1ZXVlLnYxLkhlYWRlchIlCgdoaXN0b3J5GAogAygLMhQucmF5cXVldWUudjEuRmFpbHVyZUIICgZfdmFsdWVCBgoEX2tleSJbCgdGYWlsdXJlEg8KB3RpbWVfbXMYASABKAMSDAoEa2luZBgCIAEoCRIOCgZ3b3JrZXIYAyABKAkSDgoGcmVhc29uGAQgASgJEhEKCXRyYWNlYmFjaxgFIAEoCSJFChNMaXN0RGVhZEpvYnNSZXF1ZXN0Eg0KBXF1ZXVlGAEgASgJEhAKCG1heF9qb2JzGAIgASgNEg0KBWFmdGVyGAMgASgJIjoKFExpc3REZWFkSm9ic1Jlc3BvbnNlEiIKBGpvYnMYASADKAsyFC5yYXlxdWV1ZS52MS5EZWFkSm9iIjIKEUdldERlYWRKb2JSZXF1ZXN0Eg0KBXF1ZXVlGAEgASgJEg4KBmpvYl9pZBgCIAEoCSI3ChJHZXREZWFkSm9iUmVzcG9uc2USIQoDam9iGAEgASgLMhQucmF5cXVldWUudjEuRGVhZEpvYiJFChZSZWRyaXZlRGVhZEpvYnNSZXF1ZXN0Eg0KBXF1ZXVlGAEgASgJEg8KB2pvYl9pZHMYAiADKAkSCwoDYWxsGAMgASgIIisKF1JlZHJpdmVEZWFkSm9ic1Jlc3BvbnNlEhAKCHJlZHJpdmVuGAEgASgEIkMKFFB1cmdlRGVhZEpvYnNSZXF1ZXN0Eg0KBXF1ZXVlGAEgASgJEg8KB2pvYl9pZHMYAiADKAkSCwoDYWxsGAMgASgIIicKFVB1cmdlRGVhZEpvYnNSZXNwb25zZRIOCgZwdXJnZWQYASABKAQyog0KDFF1ZXVlU2VydmljZRJQCgtDcmVhdGVRdWV1ZRIfLnJheXF1ZXVlLnYxLkNyZWF0ZVF1ZXVlUmVxdWVzdBogLnJheXF1ZXVlLnYxLkNyZWF0ZVF1ZXVlUmVzcG9uc2USTQoKTGlzdFF1ZXVlcxIeLnJheXF1ZXVlLnYxLkxpc3RRdWV1ZXNSZXF1ZXN0Gh8ucmF5cXVldWUudjEuTGlzdFF1ZXVlc1Jlc3BvbnNlElYKDURlc2NyaWJlUXVldWUSIS5yYXlxdWV1ZS52MS5EZXNjcmliZVF1ZXVlUmVxdWVzdBoiLnJheXF1ZXVlLnYxLkRlc2NyaWJlUXVldWVSZXNwb25zZRJTCgxHZXRRdWV1ZVNpemUSIC5yYXlxdWV1ZS52MS5HZXRRdWV1ZVNpemVSZXF1ZXN0GiEucmF5cXVldWUudjEuR2V0UXVldWVTaXplUmVzcG9uc2USUAoLRGVsZXRlUXVldWUSHy5yYXlxdWV1ZS52MS5EZWxldGVRdWV1ZVJlcXVlc3QaIC5yYXlxdWV1ZS52MS5EZWxldGVRdWV1ZVJlc3BvbnNlEkQKB1B1dEpvYnMSGy5yYXlxdWV1ZS52MS5QdXRKb2JzUmVxdWVzdBocLnJheXF1ZXVlLnYxLlB1dEpvYnNSZXNwb25zZRJECgdHZXRKb2JzEhsucmF5cXVldWUudjEuR2V0Sm9ic1JlcXVlc3QaHC5yYXlxdWV1ZS52MS5HZXRKb2JzUmVzcG9uc2USUQoKU3RyZWFtSm9icxIeLnJheXF1ZXVlLnYxLlN0cmVhbUpvYnNSZXF1ZXN0Gh8ucmF5cXVldWUudjEuU3RyZWFtSm9ic1Jlc3BvbnNlKAEwARJECgdBY2tKb2JzEhsucmF5cXVldWUudjEuQWNrSm9ic1JlcXVlc3QaHC5yYXlxdWV1ZS52MS5BY2tKb2JzUmVzcG9uc2USRwoITmFja0pvYnMSHC5yYXlxdWV1ZS52MS5OYWNrSm9ic1JlcXVlc3QaHS5yYXlxdWV1ZS52MS5OYWNrSm9ic1Jlc3BvbnNlEk0KClJlamVjdEpvYnMSHi5yYXlxdWV1ZS52MS5SZWplY3RKb2JzUmVxdWVzdBofLnJheXF1ZXVlLnYxLlJlamVjdEpvYnNSZXNwb25zZRJQCgtSZWxlYXNlSm9icxIfLnJheXF1ZXVlLnYxLlJlbGVhc2VKb2JzUmVxdWVzdBogLnJheXF1ZXVlLnYxLlJlbGVhc2VKb2JzUmVzcG9uc2USTQoKRXh0ZW5kSm9icxIeLnJheXF1ZXVlLnYxLkV4dGVuZEpvYnNSZXF1ZXN0Gh8ucmF5cXVldWUudjEuRXh0ZW5kSm9ic1Jlc3BvbnNlEkcKCFBlZWtKb2JzEhwucmF5cXVldWUudjEuUGVla0pvYnNSZXF1ZXN0Gh0ucmF5cXVldWUudjEuUGVla0pvYnNSZXNwb25zZRJQCgtHZXRKb2JTdGF0ZRIfLnJheXF1ZXVlLnYxLkdldEpvYlN0YXRlUmVxdWVzdBogLnJheXF1ZXVlLnYxLkdldEpvYlN0YXRlUmVzcG9uc2USUwoMR2V0Sm9iUmVzdWx0EiAucmF5cXVldWUudjEuR2V0Sm9iUmVzdWx0UmVxdWVzdBohLnJheXF1ZXVlLnYxLkdldEpvYlJlc3VsdFJlc3BvbnNlEkoKCUNhbmNlbEpvYhIdLnJheXF1ZXVlLnYxLkNhbmNlbEpvYlJlcXVlc3QaHi5yYXlxdWV1ZS52MS5DYW5jZWxKb2JSZXNwb25zZRJTCgxMaXN0RGVhZEpvYnMSIC5yYXlxdWV1ZS52MS5MaXN0RGVhZEpvYnNSZXF1ZXN0GiEucmF5cXVldWUudjEuTGlzdERlYWRKb2JzUmVzcG9uc2USTQoKR2V0RGVhZEpvYhIeLnJheXF1ZXVlLnYxLkdldERlYWRKb2JSZXF1ZXN0Gh8ucmF5cXVldWUudjEuR2V0RGVhZEpvYlJlc3BvbnNlElwKD1JlZHJpdmVEZWFkSm9icxIjLnJheXF1ZXVlLnYxLlJlZHJpdmVEZWFkSm9ic1JlcXVlc3QaJC5yYXlxdWV1ZS52MS5SZWRyaXZlRGVhZEpvYnNSZXNwb25zZRJWCg1QdXJnZURlYWRKb2JzEiEucmF5cXVldWUudjEuUHVyZ2VEZWFkSm9ic1JlcXVlc3QaIi5yYXlxdWV1ZS52MS5QdXJnZURlYWRKb2JzUmVzcG9uc2ViBnByb3RvMw", [file_rayqueue_v1_admin, file_rayqueue_v1_common, file_rayqueue_v1_records]);
 
 /**
  * @generated from message rayqueue.v1.QueueSize
@@ -330,6 +330,13 @@ export type NewJob = Message<"rayqueue.v1.NewJob"> & {
    * @generated from field: optional string dedupe_id = 8;
    */
   dedupeId?: string | undefined;
+
+  /**
+   * What it is acknowledged with is kept for the queue's result_ttl_ms: GetJobResult.
+   *
+   * @generated from field: bool want_result = 9;
+   */
+  wantResult: boolean;
 };
 
 /**
@@ -673,6 +680,13 @@ export type AckJobsRequest = Message<"rayqueue.v1.AckJobsRequest"> & {
    * @generated from field: repeated string leases = 2;
    */
   leases: string[];
+
+  /**
+   * Of the one job that is acknowledged, for whoever has put it with want_result.
+   *
+   * @generated from field: optional bytes result = 3;
+   */
+  result?: Uint8Array | undefined;
 };
 
 /**
@@ -924,6 +938,195 @@ export const ExtendJobsResponseSchema: GenMessage<ExtendJobsResponse> = /*@__PUR
   messageDesc(file_rayqueue_v1_queues, 32);
 
 /**
+ * @generated from message rayqueue.v1.PeekJobsRequest
+ */
+export type PeekJobsRequest = Message<"rayqueue.v1.PeekJobsRequest"> & {
+  /**
+   * @generated from field: string queue = 1;
+   */
+  queue: string;
+
+  /**
+   * 0: ten.
+   *
+   * @generated from field: uint32 max_jobs = 2;
+   */
+  maxJobs: number;
+};
+
+/**
+ * Describes the message rayqueue.v1.PeekJobsRequest.
+ * Use `create(PeekJobsRequestSchema)` to create a new message.
+ */
+export const PeekJobsRequestSchema: GenMessage<PeekJobsRequest> = /*@__PURE__*/
+  messageDesc(file_rayqueue_v1_queues, 33);
+
+/**
+ * @generated from message rayqueue.v1.PeekJobsResponse
+ */
+export type PeekJobsResponse = Message<"rayqueue.v1.PeekJobsResponse"> & {
+  /**
+   * Without leases.
+   *
+   * @generated from field: repeated rayqueue.v1.Job jobs = 1;
+   */
+  jobs: Job[];
+};
+
+/**
+ * Describes the message rayqueue.v1.PeekJobsResponse.
+ * Use `create(PeekJobsResponseSchema)` to create a new message.
+ */
+export const PeekJobsResponseSchema: GenMessage<PeekJobsResponse> = /*@__PURE__*/
+  messageDesc(file_rayqueue_v1_queues, 34);
+
+/**
+ * @generated from message rayqueue.v1.GetJobStateRequest
+ */
+export type GetJobStateRequest = Message<"rayqueue.v1.GetJobStateRequest"> & {
+  /**
+   * @generated from field: string queue = 1;
+   */
+  queue: string;
+
+  /**
+   * @generated from field: string job_id = 2;
+   */
+  jobId: string;
+};
+
+/**
+ * Describes the message rayqueue.v1.GetJobStateRequest.
+ * Use `create(GetJobStateRequestSchema)` to create a new message.
+ */
+export const GetJobStateRequestSchema: GenMessage<GetJobStateRequest> = /*@__PURE__*/
+  messageDesc(file_rayqueue_v1_queues, 35);
+
+/**
+ * @generated from message rayqueue.v1.GetJobStateResponse
+ */
+export type GetJobStateResponse = Message<"rayqueue.v1.GetJobStateResponse"> & {
+  /**
+   * ready, leased, delayed, dead or gone.
+   *
+   * @generated from field: string state = 1;
+   */
+  state: string;
+
+  /**
+   * @generated from field: uint32 deliveries = 2;
+   */
+  deliveries: number;
+};
+
+/**
+ * Describes the message rayqueue.v1.GetJobStateResponse.
+ * Use `create(GetJobStateResponseSchema)` to create a new message.
+ */
+export const GetJobStateResponseSchema: GenMessage<GetJobStateResponse> = /*@__PURE__*/
+  messageDesc(file_rayqueue_v1_queues, 36);
+
+/**
+ * @generated from message rayqueue.v1.GetJobResultRequest
+ */
+export type GetJobResultRequest = Message<"rayqueue.v1.GetJobResultRequest"> & {
+  /**
+   * @generated from field: string queue = 1;
+   */
+  queue: string;
+
+  /**
+   * @generated from field: string job_id = 2;
+   */
+  jobId: string;
+
+  /**
+   * @generated from field: uint32 wait_ms = 3;
+   */
+  waitMs: number;
+};
+
+/**
+ * Describes the message rayqueue.v1.GetJobResultRequest.
+ * Use `create(GetJobResultRequestSchema)` to create a new message.
+ */
+export const GetJobResultRequestSchema: GenMessage<GetJobResultRequest> = /*@__PURE__*/
+  messageDesc(file_rayqueue_v1_queues, 37);
+
+/**
+ * @generated from message rayqueue.v1.GetJobResultResponse
+ */
+export type GetJobResultResponse = Message<"rayqueue.v1.GetJobResultResponse"> & {
+  /**
+   * done, dead, cancelled, or pending: none of them in time.
+   *
+   * @generated from field: string state = 1;
+   */
+  state: string;
+
+  /**
+   * Of a job that is done: what it was acknowledged with.
+   *
+   * @generated from field: optional bytes result = 2;
+   */
+  result?: Uint8Array | undefined;
+
+  /**
+   * Of one that is dead.
+   *
+   * @generated from field: string reason = 3;
+   */
+  reason: string;
+
+  /**
+   * @generated from field: string traceback = 4;
+   */
+  traceback: string;
+};
+
+/**
+ * Describes the message rayqueue.v1.GetJobResultResponse.
+ * Use `create(GetJobResultResponseSchema)` to create a new message.
+ */
+export const GetJobResultResponseSchema: GenMessage<GetJobResultResponse> = /*@__PURE__*/
+  messageDesc(file_rayqueue_v1_queues, 38);
+
+/**
+ * @generated from message rayqueue.v1.CancelJobRequest
+ */
+export type CancelJobRequest = Message<"rayqueue.v1.CancelJobRequest"> & {
+  /**
+   * @generated from field: string queue = 1;
+   */
+  queue: string;
+
+  /**
+   * @generated from field: string job_id = 2;
+   */
+  jobId: string;
+};
+
+/**
+ * Describes the message rayqueue.v1.CancelJobRequest.
+ * Use `create(CancelJobRequestSchema)` to create a new message.
+ */
+export const CancelJobRequestSchema: GenMessage<CancelJobRequest> = /*@__PURE__*/
+  messageDesc(file_rayqueue_v1_queues, 39);
+
+/**
+ * @generated from message rayqueue.v1.CancelJobResponse
+ */
+export type CancelJobResponse = Message<"rayqueue.v1.CancelJobResponse"> & {
+};
+
+/**
+ * Describes the message rayqueue.v1.CancelJobResponse.
+ * Use `create(CancelJobResponseSchema)` to create a new message.
+ */
+export const CancelJobResponseSchema: GenMessage<CancelJobResponse> = /*@__PURE__*/
+  messageDesc(file_rayqueue_v1_queues, 40);
+
+/**
  * @generated from message rayqueue.v1.DeadJob
  */
 export type DeadJob = Message<"rayqueue.v1.DeadJob"> & {
@@ -985,7 +1188,7 @@ export type DeadJob = Message<"rayqueue.v1.DeadJob"> & {
  * Use `create(DeadJobSchema)` to create a new message.
  */
 export const DeadJobSchema: GenMessage<DeadJob> = /*@__PURE__*/
-  messageDesc(file_rayqueue_v1_queues, 33);
+  messageDesc(file_rayqueue_v1_queues, 41);
 
 /**
  * @generated from message rayqueue.v1.Failure
@@ -1024,7 +1227,7 @@ export type Failure = Message<"rayqueue.v1.Failure"> & {
  * Use `create(FailureSchema)` to create a new message.
  */
 export const FailureSchema: GenMessage<Failure> = /*@__PURE__*/
-  messageDesc(file_rayqueue_v1_queues, 34);
+  messageDesc(file_rayqueue_v1_queues, 42);
 
 /**
  * @generated from message rayqueue.v1.ListDeadJobsRequest
@@ -1055,7 +1258,7 @@ export type ListDeadJobsRequest = Message<"rayqueue.v1.ListDeadJobsRequest"> & {
  * Use `create(ListDeadJobsRequestSchema)` to create a new message.
  */
 export const ListDeadJobsRequestSchema: GenMessage<ListDeadJobsRequest> = /*@__PURE__*/
-  messageDesc(file_rayqueue_v1_queues, 35);
+  messageDesc(file_rayqueue_v1_queues, 43);
 
 /**
  * @generated from message rayqueue.v1.ListDeadJobsResponse
@@ -1072,7 +1275,7 @@ export type ListDeadJobsResponse = Message<"rayqueue.v1.ListDeadJobsResponse"> &
  * Use `create(ListDeadJobsResponseSchema)` to create a new message.
  */
 export const ListDeadJobsResponseSchema: GenMessage<ListDeadJobsResponse> = /*@__PURE__*/
-  messageDesc(file_rayqueue_v1_queues, 36);
+  messageDesc(file_rayqueue_v1_queues, 44);
 
 /**
  * @generated from message rayqueue.v1.GetDeadJobRequest
@@ -1094,7 +1297,7 @@ export type GetDeadJobRequest = Message<"rayqueue.v1.GetDeadJobRequest"> & {
  * Use `create(GetDeadJobRequestSchema)` to create a new message.
  */
 export const GetDeadJobRequestSchema: GenMessage<GetDeadJobRequest> = /*@__PURE__*/
-  messageDesc(file_rayqueue_v1_queues, 37);
+  messageDesc(file_rayqueue_v1_queues, 45);
 
 /**
  * @generated from message rayqueue.v1.GetDeadJobResponse
@@ -1111,7 +1314,7 @@ export type GetDeadJobResponse = Message<"rayqueue.v1.GetDeadJobResponse"> & {
  * Use `create(GetDeadJobResponseSchema)` to create a new message.
  */
 export const GetDeadJobResponseSchema: GenMessage<GetDeadJobResponse> = /*@__PURE__*/
-  messageDesc(file_rayqueue_v1_queues, 38);
+  messageDesc(file_rayqueue_v1_queues, 46);
 
 /**
  * @generated from message rayqueue.v1.RedriveDeadJobsRequest
@@ -1140,7 +1343,7 @@ export type RedriveDeadJobsRequest = Message<"rayqueue.v1.RedriveDeadJobsRequest
  * Use `create(RedriveDeadJobsRequestSchema)` to create a new message.
  */
 export const RedriveDeadJobsRequestSchema: GenMessage<RedriveDeadJobsRequest> = /*@__PURE__*/
-  messageDesc(file_rayqueue_v1_queues, 39);
+  messageDesc(file_rayqueue_v1_queues, 47);
 
 /**
  * @generated from message rayqueue.v1.RedriveDeadJobsResponse
@@ -1157,7 +1360,7 @@ export type RedriveDeadJobsResponse = Message<"rayqueue.v1.RedriveDeadJobsRespon
  * Use `create(RedriveDeadJobsResponseSchema)` to create a new message.
  */
 export const RedriveDeadJobsResponseSchema: GenMessage<RedriveDeadJobsResponse> = /*@__PURE__*/
-  messageDesc(file_rayqueue_v1_queues, 40);
+  messageDesc(file_rayqueue_v1_queues, 48);
 
 /**
  * @generated from message rayqueue.v1.PurgeDeadJobsRequest
@@ -1186,7 +1389,7 @@ export type PurgeDeadJobsRequest = Message<"rayqueue.v1.PurgeDeadJobsRequest"> &
  * Use `create(PurgeDeadJobsRequestSchema)` to create a new message.
  */
 export const PurgeDeadJobsRequestSchema: GenMessage<PurgeDeadJobsRequest> = /*@__PURE__*/
-  messageDesc(file_rayqueue_v1_queues, 41);
+  messageDesc(file_rayqueue_v1_queues, 49);
 
 /**
  * @generated from message rayqueue.v1.PurgeDeadJobsResponse
@@ -1203,7 +1406,7 @@ export type PurgeDeadJobsResponse = Message<"rayqueue.v1.PurgeDeadJobsResponse">
  * Use `create(PurgeDeadJobsResponseSchema)` to create a new message.
  */
 export const PurgeDeadJobsResponseSchema: GenMessage<PurgeDeadJobsResponse> = /*@__PURE__*/
-  messageDesc(file_rayqueue_v1_queues, 42);
+  messageDesc(file_rayqueue_v1_queues, 50);
 
 /**
  * Work queues: jobs that are leased to workers, retried, and kept as dead letters when all retries failed.
@@ -1335,6 +1538,46 @@ export const QueueService: GenService<{
     methodKind: "unary";
     input: typeof ExtendJobsRequestSchema;
     output: typeof ExtendJobsResponseSchema;
+  },
+  /**
+   * Look at the jobs that are given out next; they stay.
+   *
+   * @generated from rpc rayqueue.v1.QueueService.PeekJobs
+   */
+  peekJobs: {
+    methodKind: "unary";
+    input: typeof PeekJobsRequestSchema;
+    output: typeof PeekJobsResponseSchema;
+  },
+  /**
+   * Where a job stands.
+   *
+   * @generated from rpc rayqueue.v1.QueueService.GetJobState
+   */
+  getJobState: {
+    methodKind: "unary";
+    input: typeof GetJobStateRequestSchema;
+    output: typeof GetJobStateResponseSchema;
+  },
+  /**
+   * What became of a job that was put with want_result; waits for it.
+   *
+   * @generated from rpc rayqueue.v1.QueueService.GetJobResult
+   */
+  getJobResult: {
+    methodKind: "unary";
+    input: typeof GetJobResultRequestSchema;
+    output: typeof GetJobResultResponseSchema;
+  },
+  /**
+   * Drop a job that nobody works on.
+   *
+   * @generated from rpc rayqueue.v1.QueueService.CancelJob
+   */
+  cancelJob: {
+    methodKind: "unary";
+    input: typeof CancelJobRequestSchema;
+    output: typeof CancelJobResponseSchema;
   },
   /**
    * @generated from rpc rayqueue.v1.QueueService.ListDeadJobs

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rayqueue.bridge import ledger as module
-from rayqueue.bridge.ledger import Ledger, Span, ledger_of_old
+from rayqueue.cluster import ledger as module
+from rayqueue.cluster.ledger import Ledger, Span
 from rayqueue.errors import BatchConflictError, BatchForgottenError
 
 
@@ -46,11 +46,3 @@ def test_what_it_says_is_so(batches: list[tuple[int, bytes]], most: int) -> None
             assert ledger.has(batch_id, identity, writer="w"), "the last one is always known"
             assert len(ledger.spans) <= most + 1
             assert [*ledger.spans] == sorted(ledger.spans, key=lambda span: span.first)
-
-
-def test_what_an_older_release_left() -> None:
-    ledger = ledger_of_old(7)
-    assert ledger.has(7, b"whatever it is", writer="w")
-    assert not ledger.has(8, b"q", writer="w")
-    with pytest.raises(BatchForgottenError, match="below 7"):
-        ledger.has(6, b"q", writer="w")

@@ -1,7 +1,6 @@
 """The ledger of a writer: the batch ids that it has decided. Bounded, and never wrong. Pure.
 
-Every decision carries the ledger as it is after it, so whoever has read the last
-decision knows of each id
+It is changed by the entry that decides a batch (``writes``), so it says of each id
 
     that it was decided             it is in a span: skip it, if it is of the same contents
     that it was not                 it is in no span and not below the floor: write it
@@ -30,8 +29,7 @@ class Span(msgspec.Struct, frozen=True, array_like=True):
 
     first: int
     last: int
-    identity: bytes | None = b""
-    """None: decided by a release that did not keep it."""
+    identity: bytes
 
 
 class Ledger(msgspec.Struct, frozen=True, array_like=True):
@@ -44,7 +42,7 @@ class Ledger(msgspec.Struct, frozen=True, array_like=True):
         """Whether this batch was decided. ``BatchConflictError``, ``BatchForgottenError``: see the module."""
         span = self.span_of(batch_id)
         if span is not None:
-            if span.identity is not None and span.identity != identity:
+            if span.identity != identity:
                 raise BatchConflictError(
                     f"batch {batch_id} of writer {writer!r} was written before, with other contents: another "
                     "checkpoint, or another part, has the same writer. Nothing was written. Give this one a writer of "
@@ -84,8 +82,3 @@ class Ledger(msgspec.Struct, frozen=True, array_like=True):
             forgotten = spans.pop(0)
             floor = forgotten.last + 1 if floor is None else max(floor, forgotten.last + 1)
         return Ledger(floor, tuple(sorted([*spans, fresh], key=lambda span: span.first)))
-
-
-def ledger_of_old(batch_id: int) -> Ledger:
-    """All that is known of a writer whose last decision carries no ledger: its ids went upwards."""
-    return Ledger(batch_id, (Span(batch_id, batch_id, None),))
