@@ -22,6 +22,7 @@ import { Contents, type NewContents, toWire } from "./records.js";
 
 const AT_ONCE = 1000; // leases in one request
 const EXTEND_AFTER = 1 / 3;
+const CLOSING_MS = 2000;
 
 /** A job to be put. */
 export interface NewJob extends NewContents {
@@ -390,6 +391,7 @@ class Stream {
   #over: RayQueueError | "ended" | null = null;
   #wake: (() => void) | null = null;
   #heartbeat: ReturnType<typeof setInterval> | null = null;
+  readonly #ran: Promise<void>;
   opened = false;
 
   constructor(
@@ -401,7 +403,7 @@ class Stream {
     const leaseMs = BigInt(options.leaseMs ?? 0);
     const open = { queue: queue.name, credit, leaseMs, timeoutMs: 0 };
     this.#put({ case: "open", value: { ...open, $typeName: "rayqueue.v1.OpenJobs" } });
-    void this.#run(client);
+    this.#ran = this.#run(client);
   }
 
   #put(message: NonNullable<MessageInitShape<typeof StreamJobsRequestSchema>["message"]>): void {
@@ -451,10 +453,15 @@ class Stream {
     }
   }
 
-  /** What was not begun is given back. */
+  /**
+   * What was not begun is given back, with what is on its way here: that is the caller's as soon as the gateway has
+   * written it, so the gateway ends the stream, and everything before its end is read.
+   */
   async close(): Promise<void> {
     this.#end("ended");
-    this.#abort.abort();
+    const timer = setTimeout(() => this.#abort.abort(), CLOSING_MS);
+    await this.#ran;
+    clearTimeout(timer);
     const left = this.#jobs.splice(0);
     if (left.length > 0) await this.queue.end("release", left, {}).catch(() => undefined); // their leases end
   }

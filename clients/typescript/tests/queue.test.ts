@@ -121,6 +121,21 @@ describe("a work queue", () => {
     await until(async () => (await tasks.size()).leased === 0);
   });
 
+  it("gives back what was on its way when a loop was left", async () => {
+    const tasks = await queue({ partitions: 2 });
+    await tasks.putMany(Array.from({ length: 200 }, (_, number) => ({ value: String(number) })));
+    for (let round = 0; round < 40; round += 1) {
+      const held: Job[] = [];
+      for await (const job of tasks.jobs({ credit: 6 })) {
+        if (held.push(job) < 3) continue; // with the third one it asked for more
+        await new Promise((resolve) => setTimeout(resolve, round % 4));
+        break;
+      }
+      await Promise.all(held.map((job) => job.release()));
+      await until(async () => (await tasks.size()).ready === 200);
+    }
+  }, 60_000);
+
   it("acknowledges many at once, and says which were lost", async () => {
     const tasks = await queue();
     await tasks.putMany([{ value: "a" }, { value: "b" }]);
