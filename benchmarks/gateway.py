@@ -10,6 +10,8 @@ process, over loopback.
                    time of an fsync that is measured
 ``grpc_publish``   one stream of batches of 500 records, 32 under way
 ``grpc_subscribe`` one subscription that reads a topic from its beginning, acknowledging every 5,000
+``single``         the same with one record in each request, as callers send that have one: 64 callers of REST, 64 unary
+                   calls of gRPC under way. The gateway batches across them
 ``p50``, ``p99``   one caller, one record: from the request to its acknowledgement
 ``echo``           the same requests, to a FastAPI route that looks at nothing of the body, and to a gRPC method that
                    decodes the message; both answer with the bytes of one of the gateway's answers, made beforehand: as
@@ -19,7 +21,8 @@ process, over loopback.
                    the queue's
 ``memory``         of the gateway under load; with ``--soak`` that alone, for so many seconds
 
-``rest_to_echo``, ``rest_to_model_echo`` and their kin are the gateway's requests per second as a part of the echo's.
+``rest_to_echo``, ``rest_to_model_echo``, ``rest_single_to_echo`` and their kin are the gateway's requests per second as
+a part of the echo's, for the same requests.
 The echo has a core for itself; the gateway shares the machine with three replicas that write what it is sent.
 """
 
@@ -154,6 +157,22 @@ def produce_rate(call: Any, seconds: float) -> float:
     return answered / (time.perf_counter() - began_s)
 
 
+def append_rate(call: Any, seconds: float) -> float:
+    """Unary calls of one record per second, so many of them under way."""
+    request = pb.AppendRequest(topic=TOPIC, records=[common_pb2.NewRecord(value=b"x" * VALUE_BYTES)])
+    room = threading.Semaphore(CALLERS)
+    began_s = time.perf_counter()
+    asked = []
+    while time.perf_counter() < began_s + seconds:
+        room.acquire()
+        answer = call.future(request)
+        answer.add_done_callback(lambda _: room.release())
+        asked.append(answer)
+    for answer in asked:
+        answer.result()
+    return len(asked) / (time.perf_counter() - began_s)
+
+
 def append_latency(stub: Any, count: int) -> list[float]:
     request = pb.AppendRequest(topic=TOPIC, records=[common_pb2.NewRecord(value=b"x" * VALUE_BYTES)])
     took_ms = []
@@ -236,13 +255,21 @@ OFFSET = 1_000_000
 
 def serve_http_echo(ready: Any) -> None:
     app = FastAPI()
-    rows = range(OFFSET, OFFSET + REST_BATCH)
-    places = Places(topic=TOPIC, records=[Written(partition=0, offset=row, timestamp_ms=NOW_MS) for row in rows])
-    answer = places.model_dump_json().encode()
+
+    def answer_of(count: int) -> bytes:
+        rows = range(OFFSET, OFFSET + count)
+        places = [Written(partition=0, offset=row, timestamp_ms=NOW_MS) for row in rows]
+        return Places(topic=TOPIC, records=places).model_dump_json().encode()
+
+    many, one = answer_of(REST_BATCH), answer_of(1)
 
     async def echo(request: Request) -> Response:
         await request.body()
-        return Response(answer, media_type="application/json")
+        return Response(many, media_type="application/json")
+
+    async def echo_one(request: Request) -> Response:
+        await request.body()
+        return Response(one, media_type="application/json")
 
     async def model_echo(body: Batch) -> Places:
         return Places(
@@ -253,6 +280,7 @@ def serve_http_echo(ready: Any) -> None:
         )
 
     app.add_api_route("/echo", echo, methods=["POST"])
+    app.add_api_route("/echo_one", echo_one, methods=["POST"])
     app.add_api_route("/model_echo", model_echo, methods=["POST"])
     listening = socket.create_server(("127.0.0.1", 0))
     ready.put(listening.getsockname()[1])
@@ -277,11 +305,18 @@ def serve_grpc_echo(ready: Any) -> None:
                 told = pb.ProduceResponse(number=request.number, records=places(len(request.records)))
                 yield told.SerializeToString()
 
+        one = pb.AppendResponse(records=places(1)).SerializeToString()
+
+        async def echo_one(request: Any, context: Any) -> Any:
+            assert len(request.records) == 1
+            return one
+
         server = grpc.aio.server()
         handlers: dict[str, Any] = {
             name: grpc.stream_stream_rpc_method_handler(serving, pb.ProduceRequest.FromString, None)
             for name, serving in (("Echo", echo), ("ModelEcho", model_echo))
         }
+        handlers["EchoOne"] = grpc.unary_unary_rpc_method_handler(echo_one, pb.AppendRequest.FromString, None)
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("bench.Echo", handlers),))
         ready.put(server.add_insecure_port("127.0.0.1:0"))
         await server.start()
@@ -314,17 +349,20 @@ def measure_rest(bench: Bench, port: int, seconds: float, latencies: int) -> Non
     path = f"/v1/topics/{TOPIC}/records"
     rest_rate(port, path, batch(REST_BATCH), 1.0)
     requests = rest_rate(port, path, batch(REST_BATCH), seconds)
-    single = rest_latency(port, path, batch(1), latencies)
+    singles = rest_rate(port, path, batch(1), seconds)
+    latency_ms = rest_latency(port, path, batch(1), latencies)
     process, echo_port = started(serve_http_echo)
     try:
         rest_rate(echo_port, "/echo", batch(REST_BATCH), 1.0)
         echo = rest_rate(echo_port, "/echo", batch(REST_BATCH), seconds)
         model_echo = rest_rate(echo_port, "/model_echo", batch(REST_BATCH), seconds)
+        echo_one = rest_rate(echo_port, "/echo_one", batch(1), seconds)
     finally:
         process.terminate()
     bench.add(rest_batch100_msgs_per_s=requests * REST_BATCH, rest_requests_per_s=requests, rest_echo_per_s=echo)
     bench.add(rest_model_echo_per_s=model_echo, rest_to_echo=requests / echo, rest_to_model_echo=requests / model_echo)
-    bench.add(rest_p50_ms=percentile(single, 50), rest_p99_ms=percentile(single, 99))
+    bench.add(rest_single_per_s=singles, rest_echo_single_per_s=echo_one, rest_single_to_echo=singles / echo_one)
+    bench.add(rest_p50_ms=percentile(latency_ms, 50), rest_p99_ms=percentile(latency_ms, 99))
 
 
 def measure_grpc(bench: Bench, address: str, seconds: float, latencies: int) -> None:
@@ -333,7 +371,8 @@ def measure_grpc(bench: Bench, address: str, seconds: float, latencies: int) -> 
         stub = kind(channel)
         produce_rate(stub.Produce, 1.0)
         requests = produce_rate(stub.Produce, seconds)
-        single = append_latency(stub, latencies)
+        singles = append_rate(stub.Append, seconds)
+        latency_ms = append_latency(stub, latencies)
         subscribed = subscribe_rate(stub, seconds, int(requests * seconds * GRPC_BATCH * 0.9))
     process, echo_port = started(serve_grpc_echo)
     try:
@@ -346,12 +385,17 @@ def measure_grpc(bench: Bench, address: str, seconds: float, latencies: int) -> 
             ]
             produce_rate(calls[0], 1.0)
             echo, model_echo = (produce_rate(call, seconds) for call in calls)
+            one: Any = channel.unary_unary(
+                "/bench.Echo/EchoOne", pb.AppendRequest.SerializeToString, pb.AppendResponse.FromString
+            )
+            echo_one = append_rate(one, seconds)
     finally:
         process.terminate()
     bench.add(grpc_publish_msgs_per_s=requests * GRPC_BATCH, grpc_requests_per_s=requests, grpc_echo_per_s=echo)
     bench.add(grpc_model_echo_per_s=model_echo, grpc_subscribe_msgs_per_s=subscribed)
     bench.add(grpc_to_echo=requests / echo, grpc_to_model_echo=requests / model_echo)
-    bench.add(grpc_p50_ms=percentile(single, 50), grpc_p99_ms=percentile(single, 99))
+    bench.add(grpc_single_per_s=singles, grpc_echo_single_per_s=echo_one, grpc_single_to_echo=singles / echo_one)
+    bench.add(grpc_p50_ms=percentile(latency_ms, 50), grpc_p99_ms=percentile(latency_ms, 99))
 
 
 def measure_memory(bench: Bench, told: dict[str, Any], seconds: float) -> None:
