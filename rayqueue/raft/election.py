@@ -33,7 +33,7 @@ _NEVER = float("-inf")
 class Elections(StockRaft):
     """The part of the engine that decides who leads. ``RaftEngine`` adds what a leader does."""
 
-    members: ReplicaSet
+    replica_set: ReplicaSet
 
     def __init__(self, store: LogStore, settings: RaftSettings, rng: Random, now: float) -> None:
         self.store = store
@@ -74,10 +74,10 @@ class Elections(StockRaft):
 
     @property
     def _only_voter(self) -> bool:
-        return len(self.members.voters) == 1 and self.replica_id in self.members.voters
+        return len(self.replica_set.voters) == 1 and self.replica_id in self.replica_set.voters
 
     def _may_campaign(self) -> bool:
-        return self.replica_id in self.members.voters and self.store.damaged is None
+        return self.replica_id in self.replica_set.voters and self.store.damaged is None
 
     def _leader_died(self) -> None:
         """Nobody needs to wait for a timeout to learn what is known. A few quick rounds, then the usual pace."""
@@ -89,7 +89,7 @@ class Elections(StockRaft):
     def _peer_came(self, peer: ReplicaId) -> None:
         """Where nobody is known to lead, one more voter may be the one that was missing. If somebody leads after all,
         the others refuse."""
-        if self.leader is None and not self.is_leader and peer in self.members.voters:
+        if self.leader is None and not self.is_leader and peer in self.replica_set.voters:
             soon = self.now + self._rng.uniform(0, self.settings.fast_election_max_ms / 1000)
             self.election_deadline = min(self.election_deadline, soon)
 
@@ -119,12 +119,12 @@ class Elections(StockRaft):
         self._pre_vote_term = Term(self.term + 1)
         self._pre_votes = {self.replica_id}
         self.election_deadline = self.now + self.election_timeout_s()
-        for peer in sorted(self.members.voters - {self.replica_id}):
+        for peer in sorted(self.replica_set.voters - {self.replica_id}):
             self.send_after_sync(peer, PreVote(self._pre_vote_term, self.store.last_index, self.store.last_term))
         self._count_pre_votes()
 
     def _count_pre_votes(self) -> None:
-        if self.members.is_majority(self._pre_votes):
+        if self.replica_set.is_majority(self._pre_votes):
             self._campaign = True
             self._elect_now()
 
@@ -166,7 +166,7 @@ class Elections(StockRaft):
             message.granted
             and message.term == self.term
             and self.role == CANDIDATE
-            and sender in self.members.voters
+            and sender in self.replica_set.voters
             and self._is_new_vote(sender)
         ):
             self._votes.add(sender)

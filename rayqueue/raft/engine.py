@@ -109,8 +109,8 @@ class RaftEngine(ReplicatedLog):
         self._abstains: str | None = None
         self._ready = Ready()
         super().__init__(store, machine, settings, rng, now)
-        self.members = self._stored_members(store.last_index)
-        self._use_members(self.members)
+        self.replica_set = self._stored_replica_set(store.last_index)
+        self._use_replica_set(self.replica_set)
         self._resolve_doubt()  # if there is nobody to ask
         if self._only_voter:  # there is nobody whose word to wait for
             self._elect_now()
@@ -191,47 +191,49 @@ class RaftEngine(ReplicatedLog):
         self._confirms.append(context)
         self._stirred = True
 
-    def change_members(self, members: ReplicaSet, context: Any) -> None:
-        """Replace the membership. One voter at a time, and never the leader itself."""
+    def change_replicas(self, replica_set: ReplicaSet, context: Any) -> None:
+        """Replace the replica set. One voter at a time, and never the leader itself."""
         leadership = self._leading()
-        moved = members.voters ^ self.members.voters
+        moved = replica_set.voters ^ self.replica_set.voters
         if len(moved) > 1:
             raise MembershipError("only one voter may change at a time", moved=sorted(moved))
-        if self.replica_id not in members.voters:
+        if self.replica_id not in replica_set.voters:
             raise MembershipError("a leader cannot remove itself: transfer the leadership first")
         if self._change_in_progress():
             raise ChangeInProgressError("the change before this one is not committed yet; retry")
-        for node in members.voters - self.members.voters:
-            known = leadership.progress.get(node)
+        for replica_id in replica_set.voters - self.replica_set.voters:
+            known = leadership.progress.get(replica_id)
             lag = self.store.last_index - known.match if known is not None and known.match else None
             if lag is None or lag > self.settings.promote_lag_entries:
-                raise LearnerBehindError(f"{node} lacks {lag if lag is not None else 'all'} entries; wait", node=node)
-            if not self._answers(node):
+                lacks = "all" if lag is None else lag
+                raise LearnerBehindError(f"{replica_id} lacks {lacks} entries; wait", replica_id=replica_id)
+            if not self._answers(replica_id):
                 # Beside a voter that is lost, one that is dead when it becomes a voter may leave no majority.
-                raise LearnerBehindError(f"{node} has not answered lately; wait", node=node)
-        for node in self.members.voters - members.voters:
-            if not members.is_majority(each for each in members.voters if self._answers(each)):
+                raise LearnerBehindError(f"{replica_id} has not answered lately; wait", replica_id=replica_id)
+        for replica_id in self.replica_set.voters - replica_set.voters:
+            if not replica_set.is_majority(each for each in replica_set.voters if self._answers(each)):
                 # One that is well leaves, one that is dead stays: the rest could not even decide this.
-                raise NotInSyncError(f"without {node} those that answer are no majority of the rest; wait", node=node)
+                why = "those that answer are no majority of the rest; wait"
+                raise NotInSyncError(f"without {replica_id} {why}", replica_id=replica_id)
         if any(payload[:1] == MEMBERSHIP_TAG for payload, _ in self._proposals):
             raise ChangeInProgressError("the change before this one is not written yet; retry")
-        self.propose(MEMBERSHIP_TAG + members.encode(), context)
+        self.propose(MEMBERSHIP_TAG + replica_set.encode(), context)
 
-    def _answers(self, node: ReplicaId) -> bool:
+    def _answers(self, replica_id: ReplicaId) -> bool:
         """It has, to this leader and lately."""
-        if node == self.replica_id:
+        if replica_id == self.replica_id:
             return True
         leadership = self._leading()
-        known = leadership.progress.get(node)
+        known = leadership.progress.get(replica_id)
         patience_s = LIVE_HEARTBEATS * self.settings.heartbeat_ms / 1000
-        return known is not None and known.match > 0 and leadership.silent_s(node, self.now) <= patience_s
+        return known is not None and known.match > 0 and leadership.silent_s(replica_id, self.now) <= patience_s
 
     def _change_in_progress(self) -> bool:
         """True while a membership may still be undone: its entry, or this leader's first one, is not committed.
 
         The second half matters as much: a new leader may hold a membership that a majority never saw.
         """
-        return self.commit < self.noop_index or self.members_version is None
+        return self.commit < self.noop_index or self.replica_set_version is None
 
     def transfer_leadership(self, target: ReplicaId, now: float, context: Any) -> None:
         """Hand the leadership to a voter: it catches up, then is told to start an election.
@@ -240,14 +242,14 @@ class RaftEngine(ReplicatedLog):
         meanwhile, so one that is far behind, or away, is refused at once (``NotInSyncError``).
         """
         leadership = self._leading()
-        if target == self.replica_id or target not in self.members.voters:
-            raise MembershipError(f"{target} cannot take over: it is not another voter", node=target)
+        if target == self.replica_id or target not in self.replica_set.voters:
+            raise MembershipError(f"{target} cannot take over: it is not another voter", replica_id=target)
         if leadership.transfer is not None:
             raise ChangeInProgressError(f"leadership is moving to {leadership.transfer.target} already")
         lag = max(0, self.commit - leadership.progress[target].match)
         if target in self._unreachable or lag > self.settings.promote_lag_entries:
             why = "cannot be reached" if target in self._unreachable else f"lacks {lag} committed entries"
-            raise NotInSyncError(f"{target} {why}; it cannot lead now", node=target, lag=lag)
+            raise NotInSyncError(f"{target} {why}; it cannot lead now", replica_id=target, lag=lag)
         leadership.transfer = Transfer(target, now + self.settings.election_timeout_min_ms / 1000, context)
         self._stirred = True
 
@@ -264,7 +266,7 @@ class RaftEngine(ReplicatedLog):
         able = {
             peer: progress
             for peer, progress in leadership.progress.items()
-            if peer in self.members.voters and peer not in self._unreachable
+            if peer in self.replica_set.voters and peer not in self._unreachable
         }
         if not able:
             raise TransferFailedError("no other voter can be reached")
@@ -354,7 +356,7 @@ class RaftEngine(ReplicatedLog):
         first = Index(kept + 1)
         if self.store.last_index >= first:
             self.store.truncate_from(first)
-            self._forget_members(first)
+            self._forget_replica_set(first)
             self.commit = min(self.commit, self.store.last_index)  # whoever leads will say it again
 
     @property
@@ -363,7 +365,7 @@ class RaftEngine(ReplicatedLog):
         leadership = self._leadership
         if leadership is None or not (self.store.full or leadership.full_peers):
             return False
-        return self.store.full or not majority_has_room(self.members, leadership.full_peers)
+        return self.store.full or not majority_has_room(self.replica_set, leadership.full_peers)
 
     def _full_replicas(self, leadership: Leadership) -> frozenset[ReplicaId]:
         return leadership.full_peers | {self.replica_id} if self.store.full else leadership.full_peers
@@ -402,9 +404,9 @@ class RaftEngine(ReplicatedLog):
     def on_role_change(self, role: int) -> None:
         super().on_role_change(role)
         if role == LEADER:
-            peers = self.members.everyone - {self.replica_id}
+            peers = self.replica_set.everyone - {self.replica_id}
             self._leadership = Leadership(self.term, self.store, peers, self.settings)
-            self._leadership.set_learners(self.members.learners)
+            self._leadership.set_learners(self.replica_set.learners)
         elif self._leadership is not None:
             self._lose_leadership(self._leadership)
 
@@ -495,7 +497,7 @@ class RaftEngine(ReplicatedLog):
         for budget in leadership.budgets.values():
             budget.grant(entries)
         for entry in entries:
-            self._note_members(entry)
+            self._note_replica_set(entry)
 
     def on_heartbeat_due(self) -> None:
         self._heartbeat_due = True
@@ -517,7 +519,7 @@ class RaftEngine(ReplicatedLog):
             self._heartbeat_due = True
         if not self._leadership.confirming:
             return
-        for context in self._leadership.confirmed(self.replica_id, self.members, self.applied):
+        for context in self._leadership.confirmed(self.replica_id, self.replica_set, self.applied):
             self._answer(context, None)
 
     def _drive_transfer(self) -> None:
@@ -525,7 +527,7 @@ class RaftEngine(ReplicatedLog):
         if leadership is None or leadership.transfer is None:
             return
         transfer = leadership.transfer
-        if self.now > transfer.deadline_s or transfer.target not in self.members.voters:
+        if self.now > transfer.deadline_s or transfer.target not in self.replica_set.voters:
             leadership.transfer = None
             self._answer(transfer.context, TransferFailedError(f"{transfer.target} did not take over in time"))
         elif leadership.progress[transfer.target].match == self.store.last_index and (
@@ -541,7 +543,7 @@ class RaftEngine(ReplicatedLog):
             return
         match = {peer: known.match for peer, known in leadership.progress.items() if peer not in self._unreachable}
         full = self._full_replicas(leadership)
-        picture = Picture(self.replica_id, self.members, full, match, self.commit, self.store.last_index, stuck)
+        picture = Picture(self.replica_id, self.replica_set, full, match, self.commit, self.store.last_index, stuck)
         target = heir(picture)
         if target is not None:
             self._ready.early.append((target, TimeoutNow(self.term)))
@@ -580,11 +582,11 @@ class RaftEngine(ReplicatedLog):
         if context is not None:
             self._ready.done.append(Done(context, result))
 
-    def _use_members(self, members: ReplicaSet) -> None:
-        super()._use_members(members)
+    def _use_replica_set(self, replica_set: ReplicaSet) -> None:
+        super()._use_replica_set(replica_set)
         if self._leadership is not None:
-            self._leadership.set_peers(members.everyone - {self.replica_id})
-            self._leadership.set_learners(members.learners)
+            self._leadership.set_peers(replica_set.everyone - {self.replica_id})
+            self._leadership.set_learners(replica_set.learners)
 
     # -- small things ------------------------------------------------------------------------
 

@@ -16,13 +16,13 @@ Why it holds:
   recording does not fit a new nonce (replay), and nobody can change an id, a
   group, an address or the versions on the way: both sides use the highest that
   both speak, and nobody can make them use an older one.
-- Each MAC is bound to its role by a label, and a node refuses its own id: what
+- Each MAC is bound to its role by a label, and a replica refuses its own id: what
   one side says is useless when sent back to it (reflection).
 - The key is derived from the secret and, under TLS, from the TLS session
   (channel binding): a man in the middle with two TLS sessions cannot pass the
   proof of one on to the other, even without a CA.
-- The dialer proves first. A stranger who connects learns the node's name and
-  a nonce, and gets no MAC to try passwords on.
+- The dialer proves first. A stranger who connects learns the replica's name
+  and a nonce, and gets no MAC to try passwords on.
 
 Without TLS the *connection* is authenticated, not every byte after it: whoever
 can inject into the TCP stream can still harm. That is what TLS is for.
@@ -91,7 +91,7 @@ class Reason(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Who a node says it is. ``incarnation`` is drawn once per process: a new one means a restart."""
+    """Who a replica says it is. ``incarnation`` is drawn once per process: a new one means a restart."""
 
     replica_id: ReplicaId
     group_id: GroupId
@@ -329,7 +329,7 @@ class Acceptor(_Side):
         if group_id != self.me.group_id:
             raise self._refusal(Reason.GROUP, "the dialer belongs to another group", group=group_id)
         if replica_id == self.me.replica_id:
-            raise self._refusal(Reason.OWN_ID, "the dialer claims this node's own id")
+            raise self._refusal(Reason.OWN_ID, "the dialer claims this replica's own id")
         if wanted != self.me.replica_id:
             raise self._refusal(Reason.WRONG_PEER, f"the dialer wants {wanted!r}", wanted=wanted)
         if hmac.compare_digest(nonce, self._nonce):

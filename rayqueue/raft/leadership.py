@@ -209,13 +209,13 @@ class Leadership:
         self.round += 1
         self.confirming.append((self.round, commit, context))
 
-    def confirmed(self, self_id: ReplicaId, members: ReplicaSet, applied: Index) -> list[Any]:
+    def confirmed(self, self_id: ReplicaId, replica_set: ReplicaSet, applied: Index) -> list[Any]:
         """Contexts of the questions that a majority has answered, once all that was committed then is applied."""
         done = []
         while self.confirming:
             round_, commit, context = self.confirming[0]
             answered = [peer for peer, progress in self.progress.items() if progress.acked_round >= round_]
-            if applied < commit or not members.is_majority([self_id, *answered]):
+            if applied < commit or not replica_set.is_majority([self_id, *answered]):
                 break
             done.append(context)
             self.confirming.pop(0)

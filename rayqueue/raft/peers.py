@@ -18,7 +18,7 @@ stands, not even for a moment:
      the new one replaces it. If not, the two dials crossed, and ours won: refuse.
 
 2. None stands, but our own dial waits for its welcome. The dials crossed: the
-   one of the lower node id wins. Both sides know both ids, so they agree.
+   one of the lower replica id wins. Both sides know both ids, so they agree.
 
 3. Otherwise: welcome.
 """

@@ -44,13 +44,13 @@ class ReplicatedLog(WaryElections):
         raise NotImplementedError
 
     @staticmethod
-    def bootstrap(store: LogStore, members: ReplicaSet) -> None:
-        """Write a new group's first membership. Once in a group's life, the same at each first member."""
+    def bootstrap(store: LogStore, replica_set: ReplicaSet) -> None:
+        """Write a new group's first membership. Once in a group's life, the same at each of its first replicas."""
         if store.last_index or store.hard.term or store.get(MEMBERS, _index_key(Index(0))):
             raise MembershipError(
                 f"{store.group_id} exists already at {store.replica_id}; it cannot be bootstrapped again"
             )
-        store.put(MEMBERS, _index_key(Index(0)), members.encode())
+        store.put(MEMBERS, _index_key(Index(0)), replica_set.encode())
         store.sync()
 
     # -- what a leader sends ---------------------------------------------------------------
@@ -70,9 +70,9 @@ class ReplicatedLog(WaryElections):
             return
         if outcome.truncated_from is not None:
             self._durable = min(self._durable, Index(outcome.truncated_from - 1))
-            self._forget_members(outcome.truncated_from)
+            self._forget_replica_set(outcome.truncated_from)
         for entry in outcome.appended:
-            self._note_members(entry)
+            self._note_replica_set(entry)
         self.commit = max(self.commit, self._verified_commit(message))
         self.send_after_sync(
             sender, AppendReply(self.term, True, message.prev_index, outcome.match, message.round, full)
@@ -106,7 +106,7 @@ class ReplicatedLog(WaryElections):
         self.machine.restore(message.state)
         self.applied = self.commit = self._durable = message.index
         self._bytes_since_checkpoint = 0
-        self._use_members(ReplicaSet.decode(message.members))
+        self._use_replica_set(ReplicaSet.decode(message.members))
 
     # -- checkpoints ----------------------------------------------------------------------
 
@@ -130,32 +130,32 @@ class ReplicatedLog(WaryElections):
             term = store.term_at(self.applied)
             if term is None:
                 raise InvariantBrokenError(f"applied entry {self.applied} is not in the log")
-            members = self._stored_members(self.applied).encode()
-            store.save_checkpoint(Checkpoint(self.applied, term, members, self.machine.checkpoint()))
+            replica_set = self._stored_replica_set(self.applied).encode()
+            store.save_checkpoint(Checkpoint(self.applied, term, replica_set, self.machine.checkpoint()))
             self._bytes_since_checkpoint = 0
         needed = self.machine.first_needed()
         trimmable = [index for index in store.checkpoints() if index < needed]
         return bool(trimmable) and not store.trim_to(trimmable[-1], max_entries)
 
-    # -- members ---------------------------------------------------------------------------
+    # -- the replica set ----------------------------------------------------------------
 
     @property
-    def members_version(self) -> Index | None:
+    def replica_set_version(self) -> Index | None:
         """The entry that made the membership what it is, which grows with each change; None if it is not committed."""
         newest = next(self.store.scan(MEMBERS, reverse=True), None)
         index = Index(0) if newest is None else _key_index(newest[0])
         return None if index > self.commit else index
 
     @property
-    def members_settled(self) -> bool:
+    def replica_set_settled(self) -> bool:
         """The membership is committed. Where its rows cannot be read, it is not known to be."""
         try:
-            return self.members_version is not None
+            return self.replica_set_version is not None
         except DamagedLogError as error:
             self.damaged(str(error))
             return False
 
-    def _stored_members(self, index: Index) -> ReplicaSet:
+    def _stored_replica_set(self, index: Index) -> ReplicaSet:
         """The membership in force at ``index``."""
         for _, row in self.store.scan(MEMBERS, stop=_index_key(Index(index + 1)), reverse=True):
             return ReplicaSet.decode(row)
@@ -170,24 +170,24 @@ class ReplicatedLog(WaryElections):
                 return Membership(_key_index(key), frozenset(voters))
         return Membership(Index(0), frozenset(voters))
 
-    def _note_members(self, entry: Entry) -> None:
+    def _note_replica_set(self, entry: Entry) -> None:
         """A membership counts from the moment its entry is in the log, committed or not."""
         if entry.payload[:1] == MEMBERSHIP_TAG:
             self.store.put(MEMBERS, _index_key(entry.index), entry.payload[1:])
-            self._use_members(ReplicaSet.decode(entry.payload[1:]))
+            self._use_replica_set(ReplicaSet.decode(entry.payload[1:]))
 
-    def _forget_members(self, first: Index) -> None:
+    def _forget_replica_set(self, first: Index) -> None:
         """The log was cut at ``first``: the memberships after it never happened."""
         keys = [key for key, _ in self.store.scan(MEMBERS, start=_index_key(first))]
         for key in keys:
             self.store.delete(MEMBERS, key)
         if keys:
-            self._use_members(self._stored_members(Index(first - 1)))
+            self._use_replica_set(self._stored_replica_set(Index(first - 1)))
 
-    def _use_members(self, members: ReplicaSet) -> None:
-        self.members = members
+    def _use_replica_set(self, replica_set: ReplicaSet) -> None:
+        self.replica_set = replica_set
         self._stirred = self._tick_wanted = True  # another majority may be reached already
-        self.set_peers(members.voters - {self.replica_id}, members.learners - {self.replica_id})
+        self.set_peers(replica_set.voters - {self.replica_id}, replica_set.learners - {self.replica_id})
 
 
 def _index_key(index: Index) -> bytes:

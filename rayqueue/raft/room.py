@@ -26,7 +26,7 @@ class Picture:
     """What a leader knows of its group's disks."""
 
     me: ReplicaId
-    members: ReplicaSet
+    replica_set: ReplicaSet
     full: Set[ReplicaId]
     """Replicas that have room for small entries only; the leader may be among them."""
     match: Mapping[ReplicaId, Index]
@@ -37,15 +37,15 @@ class Picture:
     """Nothing was committed since the last heartbeat."""
 
 
-def majority_has_room(members: ReplicaSet, full: Set[ReplicaId]) -> bool:
-    return members.is_majority(members.voters - full)
+def majority_has_room(replica_set: ReplicaSet, full: Set[ReplicaId]) -> bool:
+    return replica_set.is_majority(replica_set.voters - full)
 
 
 def heir(picture: Picture) -> ReplicaId | None:
     """Who should lead instead; None if the leader should go on."""
-    members, match = picture.members, picture.match
-    others = sorted(peer for peer in match if peer in members.voters)
-    if majority_has_room(members, picture.full):
+    replica_set, match = picture.replica_set, picture.match
+    others = sorted(peer for peer in match if peer in replica_set.voters)
+    if majority_has_room(replica_set, picture.full):
         if picture.me not in picture.full:
             return None
         able = [peer for peer in others if peer not in picture.full and match[peer] == picture.last_index]
@@ -58,4 +58,4 @@ def heir(picture: Picture) -> ReplicaId | None:
 
 def _could_win(peer: ReplicaId, picture: Picture) -> bool:
     match = picture.match
-    return picture.members.is_majority(other for other in match if match[other] <= match[peer])
+    return picture.replica_set.is_majority(other for other in match if match[other] <= match[peer])

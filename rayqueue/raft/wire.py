@@ -73,10 +73,10 @@ _REQUEST_VOTE_BODY = Struct("<QQQB")  # term, last_index, last_term, transfer
 _VOTE_REPLY_BODY = Struct("<QB")  # term, granted
 _APPEND_BODY = Struct("<QQQQQI")  # term, prev_index, prev_term, commit, round, count; then the table
 _APPEND_REPLY_BODY = Struct("<QBQQQ")  # term, success and full, prev_index, match, round
-_SNAPSHOT_BODY = Struct("<QQQQII")  # term, index, index_term, round, bytes of members, bytes of state
+_SNAPSHOT_BODY = Struct("<QQQQII")  # term, index, index_term, round, bytes of the replica set, bytes of state
 _TIMEOUT_NOW_BODY = Struct("<Q")  # term
 _INQUIRY_BODY = Struct("<QQ")  # term, nonce
-_ACCOUNT_BODY = Struct("<QQQQQ")  # term, nonce, last_index, last_term, members_index; then the members
+_ACCOUNT_BODY = Struct("<QQQQQ")  # term, nonce, last_index, last_term, members_index; then the replica set
 
 # An entry's index is not sent: entries are consecutive from prev_index + 1.
 _ENTRY_ROW = Struct("<QII")  # term, crc, payload bytes
@@ -204,21 +204,21 @@ def _decode_small(kind: int, body: memoryview) -> Message:
         return VoteReply(term, _flag(granted))
     if kind == _SNAPSHOT:
         term, index, index_term, round_, members_bytes, state_bytes = _SNAPSHOT_BODY.unpack_from(body)
-        members_end = _SNAPSHOT_BODY.size + members_bytes
-        if members_end + state_bytes != len(body):
+        replica_set_end = _SNAPSHOT_BODY.size + members_bytes
+        if replica_set_end + state_bytes != len(body):
             raise _malformed("snapshot sizes do not fill the frame")
-        members, state = bytes(body[_SNAPSHOT_BODY.size : members_end]), bytes(body[members_end:])
-        return InstallSnapshot(term, index, index_term, round_, members, state)
+        replica_set, state = bytes(body[_SNAPSHOT_BODY.size : replica_set_end]), bytes(body[replica_set_end:])
+        return InstallSnapshot(term, index, index_term, round_, replica_set, state)
     if kind == _INQUIRY:
         return Inquiry(*_INQUIRY_BODY.unpack(body))
     if kind == _ACCOUNT:
-        members = bytes(body[_ACCOUNT_BODY.size :])
+        replica_set = bytes(body[_ACCOUNT_BODY.size :])
         try:
-            ReplicaSet.decode(members)
+            ReplicaSet.decode(replica_set)
         except InvariantBrokenError as error:
-            raise _malformed("the members of an account cannot be read") from error
+            raise _malformed("the replica set of an account cannot be read") from error
         term, nonce, last_index, last_term, members_index = _ACCOUNT_BODY.unpack_from(body)
-        return Account(term, nonce, last_index, last_term, members_index, members)
+        return Account(term, nonce, last_index, last_term, members_index, replica_set)
     return TimeoutNow(*_TIMEOUT_NOW_BODY.unpack(body))
 
 

@@ -164,7 +164,7 @@ class CoordinatorService(Service):
         lists = len(machine.unmade), len(machine.doomed), len(machine.expired), len(machine.lost), len(machine.moves)
         unsettled = sum(not each.settled for each in machine.recoveries.values())
         plan = machine.rebalance, len(machine.planned)
-        seen = (self.leads, machine.version, *lists, unsettled, plan, self._replica.engine.members)
+        seen = (self.leads, machine.version, *lists, unsettled, plan, self._replica.engine.replica_set)
         if seen != self._seen:
             self._seen = seen
             self._on_change()
@@ -191,8 +191,8 @@ class CoordinatorService(Service):
             frozenset((key.group_id, key.replica_id) for key in machine.unmade),
             tuple(machine.doomed.values()),
             {ReplicaId(replica_id): broker for replica_id, broker in machine.coordinators.items()},
-            engine.members,
-            engine.members_version,
+            engine.replica_set,
+            engine.replica_set_version,
             dict(machine.expired),
             {(key.group_id, key.replica_id): why for key, why in machine.lost.items()},
             dict(machine.moves),

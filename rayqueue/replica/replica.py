@@ -167,7 +167,7 @@ class Replica(Generic[ServiceT]):
         self._ask(self.engine.confirm_leadership, answer)
 
     def change_members(self, change: Callable[[ReplicaSet], ReplicaSet], answer: Answer) -> None:
-        self._ask(lambda pending: self.engine.change_members(change(self.engine.members), pending), answer)
+        self._ask(lambda pending: self.engine.change_replicas(change(self.engine.replica_set), pending), answer)
 
     def transfer_leadership(self, target: ReplicaId, answer: Answer) -> None:
         self._ask(lambda pending: self.engine.transfer_leadership(target, time.monotonic(), pending), answer)
@@ -256,7 +256,7 @@ class Replica(Generic[ServiceT]):
         """Of the replicas' protocol, that all members of the group understand, as far as it is known. Who has not been
         seen by this process counts as new: it may be gone for good, and holds nothing up."""
         versions = self._transport.versions
-        members = self.engine.members.everyone - {self._store.replica_id}
+        members = self.engine.replica_set.everyone - {self._store.replica_id}
         return min((versions.get(peer, SPEAKS.highest) for peer in members), default=SPEAKS.highest)
 
     @property
@@ -466,7 +466,7 @@ class Replica(Generic[ServiceT]):
             led, longest_s, clients = self._leadership, self._syncs.longest_s, self.clients.stats()
             self.measures = Measures(status, led.elected, longest_s, clients, self.service.measure(), led.handed_over)
             self._syncs.longest_s = 0.0
-        if self.engine.is_leader and len(self.engine.members.voters) == 1:
+        if self.engine.is_leader and len(self.engine.replica_set.voters) == 1:
             # Nobody else could tell what is missing if an older copy of the store were restored.
             commit = self.engine.commit
             self._store.set_waymark(Waymark(self._store.term_at(commit) or 0, commit, status.high_watermark))

@@ -48,14 +48,14 @@ class StatusBoard:
         engine = self._engine
         if engine.is_leader:
             return "leader"
-        return "follower" if self._store.replica_id in engine.members.voters else "learner"
+        return "follower" if self._store.replica_id in engine.replica_set.voters else "learner"
 
     def look(self) -> None:
         """Renew it if something is another that others must know at once."""
         engine = self._engine
         damaged = self._store.damaged
         doubted = engine.doubted
-        seen = (engine.term, engine.leader, engine.is_leader, engine.members, self._room.full, damaged, doubted)
+        seen = (engine.term, engine.leader, engine.is_leader, engine.replica_set, self._room.full, damaged, doubted)
         if seen != self._seen:
             self._seen = seen
             status = self.renew()
@@ -79,8 +79,8 @@ class StatusBoard:
             last_index=store.last_index,
             commit=engine.commit,
             applied=engine.applied,
-            voters=tuple(sorted(engine.members.voters)),
-            learners=tuple(sorted(engine.members.learners)),
+            voters=tuple(sorted(engine.replica_set.voters)),
+            learners=tuple(sorted(engine.replica_set.learners)),
             address=self._transport.address,
             size_bytes=store.size_bytes(),
             read_only=self._room.full,
@@ -91,10 +91,10 @@ class StatusBoard:
             lags=tuple(sorted(engine.lags.items())),
             scrubbed=self._scrub.progress,
             acknowledged=store.waymark.records,
-            settled=engine.members_settled,
+            settled=engine.replica_set_settled,
             syncs=syncs.count,
             sync_ms=syncs.total_s * 1000,
             last_term=store.last_term,
-            epoch=engine.members.epoch,
+            epoch=engine.replica_set.epoch,
         )
         return self.status

@@ -63,7 +63,7 @@ class MemoryGroup:
     def __init__(self, group_id: str, replica_ids: Iterable[str], schema: Schema, settings: Settings) -> None:
         self.group_id = GroupId(group_id)
         self.replica_ids = tuple(map(ReplicaId, replica_ids))
-        self.members = ReplicaSet.of(self.replica_ids)
+        self.replica_set = ReplicaSet.of(self.replica_ids)
         self.leader: ReplicaId | None = self.replica_ids[0]
         self.term = Term(1)
         self.port = next(_ports)
@@ -245,7 +245,7 @@ class MemoryGroup:
         return self
 
     @property
-    def members_version(self) -> Index:
+    def replica_set_version(self) -> Index:
         return Index(1)
 
     @property

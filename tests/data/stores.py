@@ -165,8 +165,8 @@ def _raft_contents(store: LmdbStore) -> dict[str, Any]:
         "checkpoints": store.checkpoints(),
         "base_state_bytes": None if store.checkpoint is None else len(store.checkpoint.state),
         "entries": [(entry.index, entry.term, entry.crc, len(entry.payload)) for entry in entries],
-        "voters": sorted(engine.members.voters),
-        "learners": sorted(engine.members.learners),
+        "voters": sorted(engine.replica_set.voters),
+        "learners": sorted(engine.replica_set.learners),
     }
 
 
@@ -247,7 +247,7 @@ class Leader:
         return answers
 
     def change_members(self, members: ReplicaSet) -> None:
-        self.engine.change_members(members, "members")
+        self.engine.change_replicas(members, "members")
         self._step_until(1)
 
     def checkpoint_and_trim(self) -> None:

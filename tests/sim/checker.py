@@ -241,7 +241,7 @@ class Checker(LogChecker):
         memberships = _undamaged(
             node,
             lambda: [ReplicaSet.decode(row) for _, row in node.disk.scan(MEMBERS, reverse=True)][:2],
-            [node.engine.members],
+            [node.engine.replica_set],
         )
         if not any(members.is_majority(holders) for members in memberships):
             voters = sorted(memberships[0].voters)

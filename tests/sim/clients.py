@@ -120,7 +120,7 @@ class Operator:
     def transfer(self) -> None:
         leader = self.leader()
         if leader is not None:
-            others = sorted(leader.engine.members.voters - {leader.replica_id})
+            others = sorted(leader.engine.replica_set.voters - {leader.replica_id})
             if others:
                 leader.transfer(self.world.rng.choice(others), _nothing)
 

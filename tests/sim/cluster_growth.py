@@ -83,7 +83,7 @@ class SimKeeper:
         leader = self._world.leader()
         if leader is None:
             return False
-        members, machine = leader.engine.members, self._world.checker.reference
+        members, machine = leader.engine.replica_set, self._world.checker.reference
         brokers = {self._broker_of[node] for node in members.voters}
         return (
             not (members.learners or _ours(machine.unmade) or _ours(machine.lost))
@@ -100,7 +100,7 @@ class SimKeeper:
     def describe(self) -> str:
         leader = self._world.leader()
         placed = None if leader is None else self._placed(leader)
-        members = None if leader is None else leader.engine.members
+        members = None if leader is None else leader.engine.replica_set
         return (
             f"here {sorted(self.here)} draining {sorted(self._draining)} lost {sorted(self._lost)} "
             f"erased {sorted(self._erased)} wanted {self.target} placed {placed} members {members}"
@@ -176,14 +176,14 @@ class SimKeeper:
         placed = self._placed(leader)
         picture = growth.Picture(
             placed,
-            leader.engine.members,
+            leader.engine.replica_set,
             leader.replica_id,
             _ours(machine.unmade),
             [AliveBroker(broker, f"host{int(broker[1:]) % 2}") for broker in sorted(self.here)],
             _ours(machine.lost),
             away | self._draining,
             max(int(node[1:]) for node in (*self._first, *machine.coordinators)),
-            settled=leader.engine.members_settled,
+            settled=leader.engine.replica_set_settled,
         )
         step = growth.next_step(self._wanted, picture)
         if step is not None:

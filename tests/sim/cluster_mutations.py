@@ -179,7 +179,7 @@ def _made_again(keeper: SimKeeper, node: ReplicaId) -> None:
     if keeper.may_run(node) and keeper._decide_without({node}):
         old = keeper._world.nodes[node]
         old.kill()
-        keeper._world.nodes[node] = ClusterNode(keeper._world, node, old.engine.members)
+        keeper._world.nodes[node] = ClusterNode(keeper._world, node, old.engine.replica_set)
 
 
 _staying = growth._staying

@@ -356,12 +356,12 @@ class ClusterWorld:
     def serving(self) -> list[ClusterNode]:
         """The replicas of the group, as its leader knows them."""
         leader = self.leader()
-        return [] if leader is None else [self.nodes[node] for node in sorted(leader.engine.members.everyone)]
+        return [] if leader is None else [self.nodes[node] for node in sorted(leader.engine.replica_set.everyone)]
 
     def _transfer(self) -> None:
         leader = self.leader()
         if leader is not None:
-            others = sorted(leader.engine.members.voters - {leader.replica_id})
+            others = sorted(leader.engine.replica_set.voters - {leader.replica_id})
             if others:
                 leader.transfer(self.rng.choice(others), lambda _: None)
 

@@ -28,7 +28,7 @@ class LossWorld(World):
         voters: set[ReplicaId] = set()
         for each in self.nodes.values():
             if not each.removed:
-                voters |= each.engine.members.voters
+                voters |= each.engine.replica_set.voters
         lost = {each for each in voters if self.nodes[each].removed or self.nodes[each].disk.copied}
         return len(lost | {node.replica_id}) <= MAY_LOSE
 

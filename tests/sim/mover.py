@@ -75,7 +75,7 @@ class SimMover:
     def _found(self, leader: SimNode) -> Found:
         engine, new = leader.engine, None if self.move is None else self._world.nodes[ReplicaId(self.move.add)]
         return Found(
-            engine.members,
+            engine.replica_set,
             leader.replica_id,
             unmade=False,
             lost=new is not None and (new.broken or new.disk.damaged is not None or new.disk.copied is not None),
@@ -83,10 +83,10 @@ class SimMover:
             well=[node.replica_id for node in self._world.nodes.values() if node.alive and node.disk.damaged is None],
             away=[node.replica_id for node in self._world.nodes.values() if node.removed],
             gone=[node.replica_id for node in self._world.nodes.values() if node.removed],
-            settled=engine.members_settled,
+            settled=engine.replica_set_settled,
             strangers=[
                 node
-                for node in engine.members.learners
+                for node in engine.replica_set.learners
                 if self._world.nodes[node].removed and node not in (self.replacing or ())
             ],
         )
@@ -137,7 +137,7 @@ class SimMover:
         everyone = [node.engine for node in self._world.nodes.values() if not node.broken]
         others_gone = any(node.removed or node.broken for node in self._world.nodes.values())
         far = new.disk.last_index == 0
-        if new.removed or any(new.replica_id in engine.members.voters for engine in everyone):
+        if new.removed or any(new.replica_id in engine.replica_set.voters for engine in everyone):
             return
         copies = any(node.disk.copied for node in self._world.nodes.values())
         spare = self._world.size > 1 and not (others_gone or self._world.spoiled or copies)

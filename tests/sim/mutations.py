@@ -77,10 +77,10 @@ def _self_removal(engine: RaftEngine, members: ReplicaSet, context: Any) -> None
     """A leader may remove itself; whatever else is asked of a change still is."""
     leaves = engine.replica_id not in members.voters
     with patch.object(engine, "replica_id", min(members.voters)) if leaves else nullcontext():
-        _change_members(engine, members, context)
+        _change_replicas(engine, members, context)
 
 
-_change_members = RaftEngine.change_members
+_change_replicas = RaftEngine.change_replicas
 
 
 def _confirm_unasked(engine: RaftEngine) -> None:
@@ -120,7 +120,7 @@ _maintain = RaftEngine.maintain
 
 def _wiped_under_the_old_id(world: World, node: SimNode) -> None:
     node.kill()
-    members = node.engine.members
+    members = node.engine.replica_set
     node.disk = world.new_disk(GroupId("sim-0"), node.replica_id)
     RaftEngine.bootstrap(node.disk, members)
     node.checked_commit = 0
@@ -313,7 +313,7 @@ MUTATIONS = (
         "the leader cannot remove itself",
         # Those who are left may lack what the leader took along, and then none of them is elected.
         _breaks(Invariant.PROGRESS, also=(Invariant.LEADER_COMPLETENESS,)),
-        "change_members",
+        "change_replicas",
         _self_removal,
         *("members", "kill", "partition", "drop"),
         first_seed=40,

@@ -364,7 +364,7 @@ class EngineNode:
         self._ask(lambda: self.engine.confirm_leadership(answer), answer)
 
     def change(self, how: Callable[[ReplicaSet], ReplicaSet], answer: Answer) -> None:
-        self._ask(lambda: self.engine.change_members(how(self.engine.members), answer), answer)
+        self._ask(lambda: self.engine.change_replicas(how(self.engine.replica_set), answer), answer)
 
     def transfer(self, target: ReplicaId, answer: Answer) -> None:
         self._ask(lambda: self.engine.transfer_leadership(target, self._world.clock.now, answer), answer)

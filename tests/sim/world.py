@@ -381,7 +381,7 @@ class World:
     def _in_service(self, leader: SimNode) -> list[SimNode]:
         """All but a learner whose move was undone when the request to add it was still on its way: the next move of the
         group removes it."""
-        members = leader.engine.members
+        members = leader.engine.replica_set
         everyone = [self.nodes[replica_id] for replica_id in sorted(members.everyone)]
         return [node for node in everyone if not (node.removed and node.replica_id in members.learners)]
 
@@ -411,7 +411,7 @@ class World:
         if leader is None:
             return False
         last = leader.disk.last_index
-        if len(leader.engine.members.voters) != self.size:
+        if len(leader.engine.replica_set.voters) != self.size:
             return False  # the group has its full number of replicas
         members = self._in_service(leader)
         if not all(node.alive and node.engine.applied == node.disk.last_index == last for node in members):
@@ -427,7 +427,7 @@ class World:
         leader = self.operator.leader()
         assert leader is not None
         term = leader.engine.term
-        followers = sorted(leader.engine.members.voters - {leader.replica_id})
+        followers = sorted(leader.engine.replica_set.voters - {leader.replica_id})
         if not followers:
             return
         away = self.rng.choice(followers)
@@ -449,7 +449,7 @@ class World:
         """Lose the first message of a full window: what follows it is refused, and must be sent once more, no more."""
         leader = self.operator.leader()
         assert leader is not None
-        followers = sorted(leader.engine.members.voters - {leader.replica_id})
+        followers = sorted(leader.engine.replica_set.voters - {leader.replica_id})
         if not followers:
             return
         behind = self.rng.choice(followers)
@@ -482,7 +482,7 @@ class World:
         and only then hears that follower's answers to its first leadership."""
         leader = self.operator.leader()
         assert leader is not None
-        others = sorted(leader.engine.members.voters - {leader.replica_id})
+        others = sorted(leader.engine.replica_set.voters - {leader.replica_id})
         if len(others) < 4:
             return
         ally = others[0]
@@ -525,7 +525,7 @@ class World:
         """The leader dies, and two replicas hear so late of each other that both stand for the same term."""
         leader = self.operator.leader()
         assert leader is not None
-        voters = sorted(leader.engine.members.voters - {leader.replica_id})
+        voters = sorted(leader.engine.replica_set.voters - {leader.replica_id})
         if len(voters) < 2:
             return
         candidates = self.rng.sample(voters, 2)
@@ -555,7 +555,7 @@ class World:
     def _deposed_leader_is_asked(self) -> None:
         leader = self.operator.leader()
         assert leader is not None
-        if len(leader.engine.members.voters) < 3:
+        if len(leader.engine.replica_set.voters) < 3:
             return
         self._cut_off({leader.replica_id})
         for other in self.nodes.values():
@@ -576,7 +576,7 @@ class World:
         copies of its old questions. When it is then replaced without noticing, they must not speak for it."""
         leader = self.operator.leader()
         assert leader is not None
-        others = sorted(leader.engine.members.voters - {leader.replica_id})
+        others = sorted(leader.engine.replica_set.voters - {leader.replica_id})
         if len(others) < 2:
             return
         newest: dict[ReplicaId, Event] = {}
@@ -612,7 +612,7 @@ class World:
             lines.append(
                 f"{node.replica_id} {state} term={engine.term} leader={engine.leader} leads={engine.is_leader}"
                 f" base={store.base_index} last={store.last_index} commit={engine.commit} applied={engine.applied}"
-                f" voters={sorted(engine.members.voters)} learners={sorted(engine.members.learners)}"
+                f" voters={sorted(engine.replica_set.voters)} learners={sorted(engine.replica_set.learners)}"
             )
         waiting = {producer.producer_id: len(producer.window) for producer in self.producers}
         return "\n  ".join([f"waiting={waiting} replacing={self.mover.replacing}", *lines])

@@ -64,7 +64,7 @@ def test_a_voter_that_was_lost_is_waited_for_until_it_has_left_the_group() -> No
     _restore(net, copy, old)
     net.run(5)
     assert f"before {lost} answered" in str(net.engines[copy].doubted), "all others have answered, long ago"
-    leader.change_members(leader.members.without(lost), "replaced")
+    leader.change_replicas(leader.replica_set.without(lost), "replaced")
     net.answer("replaced")
     net.run(5, lambda: net.engines[copy].doubted is None)
     assert net.engines[copy].doubted is None

@@ -169,7 +169,7 @@ def test_a_transfer_to_somebody_far_behind_is_refused_and_stops_no_write() -> No
         group.answer(number)
     with pytest.raises(NotInSyncError) as refused:
         leader.transfer_leadership(target, group.now, "transfer")
-    assert refused.value.details == {"node": target, "lag": 5}
+    assert refused.value.details == {"replica_id": target, "lag": 5}
     leader.propose(b"\x20x", "x")
     assert isinstance(group.answer("x"), int)
     group.cut = set()
@@ -213,7 +213,7 @@ def test_a_learner_is_sent_no_more_than_the_bound_and_still_catches_up_with_who_
         leader.propose(b"\x20" + b"x" * 99, number)
         group.answer(number)
     group.add("d")
-    leader.change_members(leader.members.with_learner(D), "learner")
+    leader.change_replicas(leader.replica_set.with_learner(D), "learner")
     group.answer("learner")
     began_s, start = group.now, leader.match_of(D)
     while leader.match_of(D) < 55:
@@ -222,14 +222,14 @@ def test_a_learner_is_sent_no_more_than_the_bound_and_still_catches_up_with_who_
         assert group.now - began_s < 30, "it never catches up"
     assert (55 - start) / (group.now - began_s) < 130, "more than the bound and what was written"
     group.run(8)
-    leader.change_members(leader.members.with_voter(D), "voter")
+    leader.change_replicas(leader.replica_set.with_voter(D), "voter")
     assert group.answer("voter") is None
     free = Engines("a", "b", "c", settings=settings.model_copy(update={"catch_up_bytes_per_s": None}))
     for number in range(60):
         free.leader.propose(b"\x20" + b"x" * 99, number)
         free.answer(number)
     free.add("d")
-    free.leader.change_members(free.leader.members.with_learner(D), "learner")
+    free.leader.change_replicas(free.leader.replica_set.with_learner(D), "learner")
     free.run(1)
     assert free.leader.match_of(D) >= 60
 
@@ -242,18 +242,18 @@ def test_a_learner_catches_up_is_promoted_and_votes() -> None:
         group.answer(number)
     group.add("d")
     with pytest.raises(InvalidInputError):
-        leader.members.with_voter(D)
-    leader.change_members(leader.members.with_learner(D), "learner")
+        leader.replica_set.with_voter(D)
+    leader.change_replicas(leader.replica_set.with_learner(D), "learner")
     with pytest.raises(ChangeInProgressError):
-        leader.change_members(leader.members.with_learner(ReplicaId("e")), "too soon")
+        leader.change_replicas(leader.replica_set.with_learner(ReplicaId("e")), "too soon")
     group.answer("learner")
     group.run(1)
     assert group.machines[D].total == 18
-    leader.change_members(leader.members.with_voter(D), "voter")
+    leader.change_replicas(leader.replica_set.with_voter(D), "voter")
     group.answer("voter")
     group.run(1)
     # Two of four old voters away: only with the new one is there a majority.
-    assert all(engine.members.voters == {A, B, C, D} for engine in group.engines.values())
+    assert all(engine.replica_set.voters == {A, B, C, D} for engine in group.engines.values())
     group.cut = {next(node for node in (A, B, C) if node != leader.replica_id)}
     leader.propose(b"\x20x", "x")
     assert group.answer("x") == 20
@@ -266,22 +266,22 @@ def test_a_learner_that_never_answered_or_does_not_answer_now_is_not_promoted() 
     node = group.add("d")
     group.cut = {node}
     group.run(0.5)
-    leader.change_members(leader.members.with_learner(node), "learner")
+    leader.change_replicas(leader.replica_set.with_learner(node), "learner")
     group.answer("learner")
     with pytest.raises(LearnerBehindError, match="lacks all"):
-        leader.change_members(leader.members.with_voter(node), "voter")
+        leader.change_replicas(leader.replica_set.with_voter(node), "voter")
     group.cut = set()
     group.run(2, lambda: group.stores[node].last_index == leader.store.last_index)
     group.run(0.5)
     group.cut = {node}
     group.run(2)
     with pytest.raises(LearnerBehindError, match="has not answered"):
-        leader.change_members(leader.members.with_voter(node), "voter")
+        leader.change_replicas(leader.replica_set.with_voter(node), "voter")
     group.cut = set()
     group.run(0.5)
-    leader.change_members(leader.members.with_voter(node), "voter")
+    leader.change_replicas(leader.replica_set.with_voter(node), "voter")
     group.answer("voter")
-    assert node in leader.members.voters
+    assert node in leader.replica_set.voters
 
 
 def test_a_voter_does_not_leave_while_too_few_of_the_others_answer() -> None:
@@ -289,14 +289,14 @@ def test_a_voter_does_not_leave_while_too_few_of_the_others_answer() -> None:
     group = Engines("a", "b", "c")
     leader = group.leader
     group.run(0.5)
-    dead, well = sorted(leader.members.voters - {leader.replica_id})
+    dead, well = sorted(leader.replica_set.voters - {leader.replica_id})
     group.cut = {dead}
     group.run(2)
     with pytest.raises(NotInSyncError, match="no majority of the rest"):
-        leader.change_members(leader.members.without(well), "healthy")
-    leader.change_members(leader.members.without(dead), "dead")
+        leader.change_replicas(leader.replica_set.without(well), "healthy")
+    leader.change_replicas(leader.replica_set.without(dead), "dead")
     group.answer("dead")
-    assert leader.members.voters == {leader.replica_id, well}
+    assert leader.replica_set.voters == {leader.replica_id, well}
 
 
 def test_an_answer_from_before_a_pause_says_nothing_about_who_is_there_now() -> None:
@@ -305,7 +305,7 @@ def test_an_answer_from_before_a_pause_says_nothing_about_who_is_there_now() -> 
     group = Engines("a", "b", "c")
     leader = group.leader
     group.run(0.5)
-    dead, well = sorted(leader.members.voters - {leader.replica_id})
+    dead, well = sorted(leader.replica_set.voters - {leader.replica_id})
     old: list[AppendReply] = []
     while not old:
         for node in (leader.replica_id, dead):
@@ -315,34 +315,34 @@ def test_an_answer_from_before_a_pause_says_nothing_about_who_is_there_now() -> 
     group.now += 1.5
     leader.receive(group.now, Received(dead, old[-1]))
     with pytest.raises(NotInSyncError, match="no majority of the rest"):
-        leader.change_members(leader.members.without(well), "healthy")
+        leader.change_replicas(leader.replica_set.without(well), "healthy")
     group.run(0.5)
-    leader.change_members(leader.members.without(well), "healthy")
+    leader.change_replicas(leader.replica_set.without(well), "healthy")
     group.answer("healthy")
-    assert leader.members.voters == {leader.replica_id, dead}
+    assert leader.replica_set.voters == {leader.replica_id, dead}
 
 
 def test_who_answers_is_known_though_the_leader_is_asked_many_times_in_a_round_trip() -> None:
     group = Engines("a", "b", "c")
     leader = group.leader
     group.run(0.5)
-    leaves, _ = sorted(leader.members.voters - {leader.replica_id})
+    leaves, _ = sorted(leader.replica_set.voters - {leader.replica_id})
     for _ in range(30):
         for _ in range(10):
             leader.confirm_leadership(object())
             group.step(leader.replica_id)
         group.run(0.01)
-    leader.change_members(leader.members.without(leaves), "leaves")
+    leader.change_replicas(leader.replica_set.without(leaves), "leaves")
     assert group.answer("leaves") is None
 
 
 def test_a_learner_that_is_behind_is_not_promoted() -> None:
     group = Engines("a", settings=Engines().settings.model_copy(update={"promote_lag_entries": 0}))
     leader = group.leader
-    leader.change_members(leader.members.with_learner(D), "learner")
+    leader.change_replicas(leader.replica_set.with_learner(D), "learner")
     group.answer("learner")
     with pytest.raises(LearnerBehindError):
-        leader.change_members(leader.members.with_voter(D), "voter")
+        leader.change_replicas(leader.replica_set.with_voter(D), "voter")
 
 
 def test_one_voter_at_a_time_and_never_the_leader_itself() -> None:
@@ -351,10 +351,10 @@ def test_one_voter_at_a_time_and_never_the_leader_itself() -> None:
     group.run(1)
     others = sorted({A, B, C} - {leader.replica_id})
     with pytest.raises(MembershipError, match="one voter"):
-        leader.change_members(ReplicaSet.of([leader.replica_id]), "two")
+        leader.change_replicas(ReplicaSet.of([leader.replica_id]), "two")
     with pytest.raises(MembershipError, match="transfer"):
-        leader.change_members(leader.members.without(leader.replica_id), "self")
-    leader.change_members(leader.members.without(others[0]), "one")
+        leader.change_replicas(leader.replica_set.without(leader.replica_id), "self")
+    leader.change_replicas(leader.replica_set.without(others[0]), "one")
     group.answer("one")
     group.cut = {others[0]}
     leader.propose(b"\x20x", "x")

@@ -60,10 +60,10 @@ def test_the_epoch_stays_through_later_changes_and_reaches_new_replicas() -> Non
     group.restart(survivor)
     leader = group.leader
     group.add("d")
-    leader.change_members(leader.members.with_learner(D), "learner")
+    leader.change_replicas(leader.replica_set.with_learner(D), "learner")
     group.answer("learner")
     group.run(1)
-    leader.change_members(leader.members.with_voter(D), "voter")
+    leader.change_replicas(leader.replica_set.with_voter(D), "voter")
     group.answer("voter")
     group.run(1)
     assert members_of(group.stores[D]) == ReplicaSet(frozenset({survivor, D}), epoch=1)

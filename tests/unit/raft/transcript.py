@@ -166,11 +166,11 @@ class Transcript:
                 case "propose":
                     engine.propose(_TAG + other.encode(), context)
                 case "learner":
-                    engine.change_members(engine.members.with_learner(other), context)
+                    engine.change_replicas(engine.replica_set.with_learner(other), context)
                 case "promote":
-                    engine.change_members(engine.members.with_voter(other), context)
+                    engine.change_replicas(engine.replica_set.with_voter(other), context)
                 case "remove":
-                    engine.change_members(engine.members.without(other), context)
+                    engine.change_replicas(engine.replica_set.without(other), context)
                 case "transfer":
                     engine.transfer_leadership(other, self._clocks[node], context)
                 case _:
@@ -215,7 +215,7 @@ class Transcript:
         engine, store = self._engine(node), self._engines.stores[node]
         role = "leader" if engine.is_leader else f"follower of {engine.leader}" if engine.leader else "without leader"
         log = f"log {store.base_index + 1}-{store.last_index}" if store.last_index > store.base_index else "empty log"
-        return [f"{role}, term {engine.term}, {log}, committed {engine.commit}", _members(engine.members)]
+        return [f"{role}, term {engine.term}, {log}, committed {engine.commit}", _members(engine.replica_set)]
 
     def _engine(self, name: str) -> RaftEngine:
         return self._engines.engines[ReplicaId(name)]
