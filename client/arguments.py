@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from difflib import get_close_matches
 from enum import Enum
 from functools import wraps
@@ -70,6 +70,27 @@ def show(function: Callable[..., Any], as_: Callable[..., Any], *, omit: int | N
     shown = [each for number, each in enumerate(signature.parameters.values()) if number != omit]
     function.__signature__ = signature.replace(parameters=shown)  # type: ignore[attr-defined]
     function.__doc__ = as_.__doc__
+
+
+def passing_on(to: Callable[..., Any], *, omit: Container[str]) -> Callable[[Callable[_P, _T]], Callable[_P, _T]]:
+    """For a method that hands its ``**options`` to another call: shown, and taken, are those of that one but some."""
+
+    def of(method: Callable[_P, _T]) -> Callable[_P, _T]:
+        own = inspect.signature(method)
+        shown = {name: each for name, each in own.parameters.items() if each.kind is not each.VAR_KEYWORD}
+        for name, each in inspect.signature(to).parameters.items():
+            if each.kind is each.KEYWORD_ONLY and name not in omit:
+                shown.setdefault(name, each)
+
+        @wraps(method)
+        def call(*args: _P.args, **kwargs: _P.kwargs) -> _T:
+            refuse_misfit(call, args, kwargs)
+            return method(*args, **kwargs)
+
+        call.__signature__ = own.replace(parameters=list(shown.values()))  # type: ignore[attr-defined]
+        return call
+
+    return of
 
 
 def explained(section: type[Section] | type[TopicSettings]) -> Callable[[_F], _F]:

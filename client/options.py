@@ -33,8 +33,9 @@ class ProducerOptions(TypedDict, total=False):
     transaction_timeout_ms: int | None
 
 
-class ConsumerOptions(TypedDict, total=False):
-    group: str | None
+class TopicConsumerOptions(TypedDict, total=False):
+    """All but the group, which ``Topic.consumer`` takes in its place."""
+
     partitions: Iterable[TopicPartition | tuple[str, int]] | None
     pattern: str | re.Pattern[str] | None
     delivery: Literal["at_least_once", "at_most_once", "exactly_once"]
@@ -58,3 +59,7 @@ class ConsumerOptions(TypedDict, total=False):
     on_corrupt: Literal["raise", "skip", "set_aside"] | None
     on_topic_deleted: Literal["raise", "drop"] | None
     refresh_ms: int | None
+
+
+class ConsumerOptions(TopicConsumerOptions, total=False):
+    group: str | None

@@ -53,7 +53,10 @@ Block = Reading | Records
 
 
 class Listener(Protocol):
-    """Told of each change of what a consumer reads. Methods may be coroutines if the consumer is polled by one."""
+    """Told of each change of what a consumer reads. Methods may be coroutines if the consumer is polled by one.
+
+    One with a method ``deleted(topic)`` is also told of topics that were deleted, after their partitions were ``lost``.
+    """
 
     def assigned(self, partitions: Sequence[TopicPartition]) -> Any:
         """These are read from now on. The place to ``seek``."""
@@ -63,13 +66,6 @@ class Listener(Protocol):
 
     def lost(self, partitions: Sequence[TopicPartition]) -> Any:
         """These went, to another member already or with their topic: a commit would be refused."""
-
-
-class TopicListener(Listener, Protocol):
-    """One that is also told of topics that were deleted."""
-
-    def deleted(self, topic: str) -> Any:
-        """Its partitions are ``lost``, as was told before. If it is made again, it is read from its beginning."""
 
 
 class Polling:

@@ -11,24 +11,23 @@ made of it. It may be passed into Ray tasks and actors, and so may a producer.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, TypeVar
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, TypeVar
 
-from typing_extensions import ParamSpec
+from typing_extensions import ParamSpec, Unpack
 
 from rayqueue.client.admin import TopicDescription
-from rayqueue.client.arguments import explained, refuse_misfit, show, with_given
+from rayqueue.client.arguments import explained, passing_on, refuse_misfit, show
 from rayqueue.client.consumer.consumer import Consumer
-from rayqueue.client.consumer.poll import Listener
-from rayqueue.client.producer.partitioners import CustomPartitioner
+from rayqueue.client.factories import Factories
+from rayqueue.client.options import ProducerOptions, TopicConsumerOptions
 from rayqueue.client.producer.producer import Producer
 from rayqueue.client.producer.transactions.transaction import Transaction
 from rayqueue.client.twins import Twin, awaiting, blocking, part
 from rayqueue.config import ConsumerSettings, ProducerSettings
-from rayqueue.protocol.topics import TopicPartition, check_name
+from rayqueue.protocol.topics import check_name
 from rayqueue.records import KeyT, ValueT
-from rayqueue.values import form_of
+from rayqueue.values import DESERIALIZERS, SERIALIZERS, form_of
 
 if TYPE_CHECKING:
     from rayqueue.client.handle import RayQueue
@@ -51,67 +50,24 @@ class Topic(Generic[ValueT, KeyT]):
 
     @blocking
     @explained(ProducerSettings)
-    @with_given
-    async def producer(
-        self,
-        given: Mapping[str, Any],
-        *,
-        linger_ms: int | None = None,
-        batch_bytes: int | None = None,
-        in_flight_bytes: int | None = None,
-        in_flight_batches: int | None = None,
-        buffer_bytes: int | None = None,
-        delivery_timeout_ms: int | None = None,
-        on_full: Literal["block", "raise"] | None = None,
-        acks: Literal["all", "leader", "none"] | None = None,
-        compression: Literal["none", "lz4", "zstd"] | None = None,
-        partitioner: Literal["consistent", "murmur2", "roundrobin", "sticky"] | CustomPartitioner | None = None,
-        transactional_id: str | None = None,
-        transaction_timeout_ms: int | None = None,
-    ) -> TopicProducer[ValueT, KeyT]:
+    @passing_on(Factories.producer, omit=SERIALIZERS)
+    async def producer(self, **options: Unpack[ProducerOptions]) -> TopicProducer[ValueT, KeyT]:
         """Send records to this topic."""
-        forms = {"model": self._model, "key_serializer": self._key_model}
-        made: Producer[Any, Any] = await part(self._rq.producer)(**forms, **given)
+        made = await part(self._rq.producer)(model=self._model, key_serializer=self._key_model, **options)
         return TopicProducer(made, self.name)
 
     producer_async = awaiting(producer)
 
     @blocking
     @explained(ConsumerSettings)
-    @with_given
+    @passing_on(Factories.consumer, omit=DESERIALIZERS)
     async def consumer(
-        self,
-        given: Mapping[str, Any],
-        group: str | None = None,
-        *,
-        partitions: Iterable[TopicPartition | tuple[str, int]] | None = None,
-        pattern: str | re.Pattern[str] | None = None,
-        delivery: Literal["at_least_once", "at_most_once", "exactly_once"] = "at_least_once",
-        auto_commit: bool = True,
-        ack: Literal["poll", "record"] = "poll",
-        listener: Listener | None = None,
-        instance: str | None = None,
-        client: str | None = None,
-        pin: bool = False,
-        isolation: Literal["read_committed", "read_uncommitted"] = "read_committed",
-        fetch_bytes: int | None = None,
-        fetch_wait_ms: int | None = None,
-        prefetch_bytes: int | None = None,
-        max_poll_records: int | None = None,
-        auto_commit_ms: int | None = None,
-        session_timeout_ms: int | None = None,
-        heartbeat_ms: int | None = None,
-        max_poll_interval_ms: int | None = None,
-        assignor: Literal["balanced", "sticky", "range", "roundrobin"] | None = None,
-        start: Literal["earliest", "latest", "error"] | None = None,
-        on_corrupt: Literal["raise", "skip", "set_aside"] | None = None,
-        on_topic_deleted: Literal["raise", "drop"] | None = None,
-        refresh_ms: int | None = None,
+        self, group: str | None = None, **options: Unpack[TopicConsumerOptions]
     ) -> Consumer[ValueT, KeyT]:
         """Receive its records, as a member of ``group`` or alone. ``partitions=``: these of its partitions only."""
-        topics = () if partitions is not None else (self.name,)
+        topics = () if options.get("partitions") is not None else (self.name,)
         forms = {"model": self._model, "key_deserializer": self._key_model}
-        made: Consumer[Any, Any] = await part(self._rq.consumer)(*topics, **{**forms, **given, "group": group})
+        made: Consumer[Any, Any] = await part(self._rq.consumer)(*topics, **{**forms, **options, "group": group})
         return made
 
     consumer_async = awaiting(consumer)

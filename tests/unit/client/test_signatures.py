@@ -35,7 +35,8 @@ def options_of(call: Callable[..., Any]) -> Parameters:
 
 def type_of(call: Callable[..., Any], annotation: str) -> Any:
     names = {**vars(sys.modules[call.__module__]), "re": re, "Iterable": Iterable, "Listener": Listener}
-    return eval(annotation, {**names, "CustomPartitioner": CustomPartitioner, "TopicPartition": TopicPartition})
+    names |= {"Literal": Literal, "CustomPartitioner": CustomPartitioner, "TopicPartition": TopicPartition}
+    return eval(annotation, names)
 
 
 def declared_type(section: type[Section], name: str) -> Any:
