@@ -73,7 +73,7 @@ _PEER_RETRY_MIN_MS, _PEER_RETRY_MAX_MS = 100, 1000
 
 @dataclass(frozen=True, slots=True)
 class ReplicaSpec:
-    """What a replica's process must know. Ray keeps it and hands it to each restart."""
+    """All that a replica's process must know. Ray keeps it and hands it to each restart."""
 
     group_id: GroupId
     replica_id: ReplicaId
@@ -99,7 +99,7 @@ class ReplicaSpec:
 
 
 class Process(NamedTuple):
-    """Where an actor runs."""
+    """An actor's process, and the host and Ray node it runs on."""
 
     pid: int
     host: str
@@ -192,7 +192,7 @@ class ReplicaActor(Generic[ReplicaT]):
 
     @ray.method(concurrency_group="control")
     async def endpoint(self) -> Endpoint:
-        """Where clients reach this replica without Ray, and what lets them in."""
+        """The endpoint at which clients reach this replica without Ray, with the token that lets them in."""
         replica, status = self._replica, self._replica.status
         host, port = status.address
         tls = self._spec.settings.transport.tls_cert_path is not None
@@ -200,7 +200,7 @@ class ReplicaActor(Generic[ReplicaT]):
 
     @ray.method(concurrency_group="control")
     async def address(self) -> Address:
-        """Where this replica listens for its peers."""
+        """The address at which this replica listens for its peers."""
         return self._replica.status.address
 
     @ray.method(concurrency_group="control")
@@ -273,7 +273,7 @@ class ReplicaActor(Generic[ReplicaT]):
             started.stop()
 
     def _end_tasks(self) -> None:
-        """What runs beside the replica."""
+        """End the tasks that run beside the replica."""
         for task in (self._meeting, self._reporting, self._titled, self._watching):
             self._loop.call_soon_threadsafe(task.cancel)
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class CoordinatorSpec(ReplicaSpec):
-    """What a coordinator's process must know. Its settings are those of every replica that it starts."""
+    """All that a coordinator's process must know. Its settings are those of every replica that it starts."""
 
     cluster: ClusterManifest = field(default_factory=lambda: ClusterManifest("", {}, complete=False))
 
@@ -67,7 +67,7 @@ class CoordinatorActor(ReplicaActor["CoordinatorReplica"]):
 
     @ray.method(concurrency_group="control")
     async def data_dir(self) -> str:
-        """Where every node of this cluster keeps its data."""
+        """The directory in which every node of this cluster keeps its data."""
         return str(self._spec.settings.data_dir)
 
     def _end_tasks(self) -> None:

@@ -44,7 +44,7 @@ def _default_settings() -> PartitionSettings:
 
 @dataclass(frozen=True, slots=True)
 class PartitionSpec(ReplicaSpec):
-    """What a partition replica's process must know. Its group is the partition, such as ``orders-3``."""
+    """All that a partition replica's process must know. Its group is the partition, such as ``orders-3``."""
 
     partition: PartitionSettings = field(default_factory=_default_settings)
 
@@ -86,7 +86,7 @@ class PartitionActor(ReplicaActor["PartitionReplica"]):
         )
 
     async def _learn_of_gone_nodes(self) -> None:
-        """What a keeper has told an earlier process of this replica. From now on it tells this one."""
+        """Catch up on the dead nodes of which a keeper told an earlier process of this replica."""
         try:
             self._tell_of_gone(await asyncio.to_thread(gone_nodes))
         except FAILURES as error:

@@ -18,7 +18,7 @@ Answered = tuple[Callable[[Any], None], Any]
 
 
 class Reply:
-    """What one coroutine waits for. Make it on the loop that awaits ``future``."""
+    """A reply that one coroutine waits for. Make it on the loop that awaits ``future``."""
 
     __slots__ = ("future", "loop")
 

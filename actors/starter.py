@@ -124,7 +124,7 @@ def known_cluster(homes: Iterable[Home]) -> ClusterManifest | None:
 
 
 def new_cluster(homes: Sequence[Home], coordinators: int, cluster_id: str) -> ClusterManifest:
-    """Where the coordinator's replicas of a new cluster go: on different hosts, as far as there are any."""
+    """The places of a new cluster's coordinators: on different hosts, as far as there are any."""
     count = coordinators_for(len(homes), coordinators)
     chosen: list[Home] = []
     left = sorted(homes, key=lambda each: (-each.free_bytes // (1 << 30), each.broker))

@@ -75,7 +75,7 @@ class Bench:
         self.figures |= figures
 
     def note(self, **words: str) -> None:
-        """What is not a figure and belongs to them."""
+        """Words that belong to the figures, such as versions."""
         self._words |= words
 
     @contextmanager

@@ -16,7 +16,7 @@ from rayqueue.client.handle import RayQueue
 
 
 class Scene(Protocol):
-    """What is read, and how often."""
+    """The records that are read, and how often."""
 
     @property
     def rq(self) -> RayQueue: ...

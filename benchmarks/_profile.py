@@ -106,7 +106,7 @@ class Stopwatches:
         }
 
     def _calibrate(self) -> tuple[tuple[float, float], tuple[float, float]]:
-        """What a stopwatch adds to its own step, and to the step around it, per call: wall and CPU."""
+        """The cost of a stopwatch per call, to its own step and to the step around it: wall and CPU."""
         rounds, times = 100, 100
         inner = self.around("inner", lambda: None)
 

@@ -399,7 +399,7 @@ def measure_grpc(bench: Bench, address: str, seconds: float, latencies: int) -> 
 
 
 def measure_memory(bench: Bench, told: dict[str, Any], seconds: float) -> None:
-    """How the gateway's memory grows under load: in all, and in the second half of the time."""
+    """The growth of the gateway's memory under load: in all, and in the second half of the time."""
     port = int(told["rest"].rpartition(":")[2])
     seen = [memory_mb(told["pid"])]
     for _ in range(2):

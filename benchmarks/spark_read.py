@@ -47,7 +47,7 @@ LATENCY_WARM = 3
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """How much of everything."""
+    """The size of a run: records, and rounds over them."""
 
     records: int
     warm: int

@@ -88,7 +88,7 @@ class Doer:
         self._queue.get(timeout_ms=0)
 
     def one_by_one(self, idle_ms: int) -> int:
-        """How many jobs it has done."""
+        """Do the jobs one by one. Returns their number."""
         return self._queue.work(lambda _: None, idle_ms=idle_ms)
 
     def batches(self, idle_ms: int, *, wait: bool = False) -> int:

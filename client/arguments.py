@@ -168,7 +168,7 @@ def check_timeout_ms(value: Any, name: str = "timeout_ms") -> Any:
 
 
 def seconds_of(timeout: float | None, timeout_ms: int | None) -> float | None:
-    """How long to wait: in seconds, as Python's own futures have it, or in milliseconds, as everything here."""
+    """A timeout in seconds: given so, as Python's own futures have it, or in milliseconds, as everything here."""
     if timeout is None:
         timeout_s = None if timeout_ms is None else check_duration("timeout_ms", timeout_ms) / 1000
     elif timeout_ms is None:

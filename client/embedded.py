@@ -117,7 +117,7 @@ def _stop(temporary: Path, pid: int) -> None:
 
 @contextlib.contextmanager
 def own_environment() -> Iterator[None]:
-    """What Ray sets in this process's environment while it is started or joined is taken back after the block.
+    """Take back, after the block, the variables that Ray sets in this process while it is started or joined.
 
     The processes of the Ray that was started have it; whatever else this process starts must not.
     """

@@ -45,7 +45,7 @@ _AnyDeserializer = Deserializer[Any] | Name | None
 
 
 class Factories:
-    """What ``RayQueue`` makes to send and receive."""
+    """The calls of ``RayQueue`` that make producers, consumers, topics and queues."""
 
     async def _connection(self) -> object:
         """Connected from now on: nothing that is made then has to wait for that."""

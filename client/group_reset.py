@@ -58,7 +58,7 @@ Anchor = Literal["earliest", "latest"]
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where to: one of the four is given."""
+    """The target of a reset: one of the four is given."""
 
     anchor: Anchor | None = None
     offset: int | None = None
@@ -107,7 +107,7 @@ class PositionMove:
 
 @dataclass(frozen=True, slots=True)
 class GroupReset:
-    """What a reset does, or with ``executed`` has done."""
+    """The positions that a reset moves, or with ``executed`` has moved."""
 
     group: str
     positions: tuple[PositionMove, ...]
@@ -227,7 +227,7 @@ async def _plan(
 def moved(
     target: Target, before: Mapping[int, int], lanes: int, bounds: Bounds, found: int | None = None
 ) -> tuple[dict[int, int], str]:
-    """Where each lane goes on, and what is to be said about it. ``found``: where the time of the target is."""
+    """The new position of each lane, and a word about it. ``found``: the offset of the target's time."""
     if target.by is not None:
         if not before:
             return {}, "nothing is committed here: there is nothing to move by a number"

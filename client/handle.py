@@ -431,7 +431,7 @@ class RayQueue(Factories, Twin):
 
     @blocking
     async def rebalance_progress(self) -> RebalanceProgress | None:
-        """How far the rebalance is; None if none is under way."""
+        """The progress of the rebalance that is under way; None if none is."""
         return progress_of(await self._admin(Admin.cluster))
 
     rebalance_progress_async = awaiting(rebalance_progress)

@@ -146,7 +146,7 @@ def _greet(host: str, port: int) -> str | None:
 
 @contextlib.contextmanager
 def shown_token() -> Iterator[None]:
-    """What is started in this block may join the Ray that this process is connected with: it has that Ray's token."""
+    """Let processes that are started in this block join the Ray of this process: they get its token."""
     with own_environment():
         if _ray.asks_for_token():
             os.environ["RAY_AUTH_MODE"] = "token"

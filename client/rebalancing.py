@@ -43,7 +43,7 @@ class LeaderMove:
 
 @dataclass(frozen=True, slots=True)
 class RebalancePlan:
-    """What a rebalance would do. ``RayQueue.rebalance`` carries it out."""
+    """The moves of a rebalance. ``RayQueue.rebalance`` carries it out."""
 
     moves: tuple[PlannedMove, ...]
     leaders: tuple[LeaderMove, ...]
@@ -54,13 +54,13 @@ class RebalancePlan:
 
     @property
     def size_bytes(self) -> int:
-        """What is copied, about."""
+        """The bytes that are copied, about."""
         return sum(move.size_bytes for move in self.moves)
 
 
 @dataclass(frozen=True, slots=True)
 class RebalanceProgress:
-    """How far the rebalance is that is under way."""
+    """The progress of the rebalance that is under way."""
 
     number: int
     moves: int
@@ -71,7 +71,7 @@ class RebalanceProgress:
 
     @property
     def left_s(self) -> float | None:
-        """How much longer it copies, at this pace; None if nothing can be said."""
+        """The seconds that the rest takes at this pace; None if nothing can be said."""
         left_bytes = max(0, self.size_bytes - self.copied_bytes)
         return left_bytes / self.bytes_per_s if self.bytes_per_s else None
 

@@ -20,7 +20,7 @@ from rayqueue.replica.status import Status
 
 @dataclass(frozen=True, slots=True)
 class PartitionRecovery:
-    """What an unsafe recovery of a partition does, or has done."""
+    """The effect of an unsafe recovery of a partition, planned or done."""
 
     topic: str
     partition: int

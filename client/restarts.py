@@ -47,7 +47,7 @@ _NEAR_ENTRIES = 64
 
 @dataclass(frozen=True, slots=True)
 class BrokerRestart:
-    """What a restart of one broker did."""
+    """The course of a broker's restart."""
 
     broker: str
     replicas: int
@@ -60,7 +60,7 @@ class BrokerRestart:
 
 @dataclass(frozen=True, slots=True)
 class HandOver:
-    """What a broker does not lead any more."""
+    """The leaderships that a broker has handed over."""
 
     broker: str
     handed_over: int
@@ -161,7 +161,7 @@ def _statuses(names: Iterable[str], namespace: str) -> dict[str, Status]:
 def _wait_until_safe(
     handles: Mapping[str, Any], namespace: str, deadline_s: float, broker: str
 ) -> Mapping[str, Status]:
-    """What all replicas of the groups of this broker say, once every such group can do without it."""
+    """The statuses of all replicas of this broker's groups, once every such group can do without it."""
     groups = {_group(name) for name in handles}
     while True:
         found = _statuses([name for name in _replicas(namespace) if _group(name) in groups], namespace)

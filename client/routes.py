@@ -106,7 +106,7 @@ class ClusterRoutes:
             _log.info("topic %s was looked up again: %s", name, looking.exception())
 
     async def statuses(self, info: TopicInfo) -> Mapping[ReplicaName, Any]:
-        """What every replica of a topic says of itself now: a ``Status``, or the error that says why there is none."""
+        """The status of every replica of a topic as of now: a ``Status``, or the error that says why there is none."""
         names = [(partition.group_id, replica_id) for partition in info.partitions for replica_id in _nodes(partition)]
         return await self._directory.statuses(names)
 

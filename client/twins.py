@@ -60,7 +60,7 @@ Steps = Coroutine[_Step, Any, _T]
 
 
 async def in_io(io: IoThread, work: Coroutine[Any, Any, _T], *, finish: bool = False) -> _T:
-    """What it returns or raises in the I/O thread. ``finish``: also if nobody waits for it any more."""
+    """Its result, or error, in the I/O thread. ``finish``: it goes on also if nobody waits for it any more."""
     return await outcome(io.run(_finished(work) if finish else work))
 
 
@@ -70,7 +70,7 @@ async def outcome(future: concurrent.futures.Future[_T]) -> _T:
 
 
 async def beside(function: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
-    """What a function that blocks returns: called by a thread itself, and for a coroutine in a thread beside."""
+    """The result of a function that blocks: called by a thread itself, and for a coroutine in a thread beside."""
     return await _step(_Beside(lambda: function(*args, **kwargs)))  # type: ignore[no-any-return]
 
 

@@ -46,7 +46,7 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """What one source says, by dotted key, and what it says wrongly."""
+    """The values of one source, by dotted key, and its mistakes."""
 
     values: dict[str, Any] = field(default_factory=dict)
     sources: dict[str, str] = field(default_factory=dict)

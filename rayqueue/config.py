@@ -239,7 +239,7 @@ class TransportSettings(Section):
 
 
 class CallSettings(Section):
-    """What clients may ask of one replica, and how much of it at a time."""
+    """Limits on clients' calls to one replica."""
 
     max_fetches: Positive = Field(
         default=4096, description="fetches under way at a time, with those that wait for new records"
@@ -279,7 +279,7 @@ class CallSettings(Section):
 
 
 class ClientSettings(Section):
-    """What an application's side does with a replica that does not answer, or not well."""
+    """Retries and patience of an application's side when a replica does not answer, or not well."""
 
     retry_min_ms: Positive = Field(default=10, description="wait before the first attempt to repeat a call")
     retry_max_ms: Positive = Field(default=500, description="wait before each attempt after many")
@@ -295,7 +295,7 @@ class ClientSettings(Section):
 
 
 class ProducerSettings(Section):
-    """What a producer does unless it is told otherwise where it is made."""
+    """Defaults of producers, unless one is told otherwise where it is made."""
 
     linger_ms: NotNegative = Field(
         default=0, description="how long a record waits for company; batches fill by themselves while one is under way"
@@ -325,7 +325,7 @@ class ProducerSettings(Section):
 
 
 class ConsumerSettings(Section):
-    """What a consumer does unless it is told otherwise where it is made."""
+    """Defaults of consumers, unless one is told otherwise where it is made."""
 
     fetch_bytes: Positive = Field(default=MIB, description="asked of a partition at a time")
     fetch_wait_ms: Positive = Field(default=500, description="how long a partition may wait for records to answer with")
@@ -573,7 +573,7 @@ def effective(settings: Settings) -> list[Effective]:
 
 
 def descriptions() -> dict[str, str]:
-    """What each setting is for, by dotted key."""
+    """The purpose of each setting, by dotted key."""
     told: dict[str, str] = {}
     for name, info in Settings.model_fields.items():
         section = info.annotation

@@ -47,7 +47,7 @@ DESERIALIZERS = {
 
 @dataclass(frozen=True, slots=True)
 class Form(Generic[T]):
-    """How values of one kind are written and read. ``encode`` and ``decode`` raise what they like."""
+    """A way to write and read values of one kind. ``encode`` and ``decode`` raise what they like."""
 
     name: str
     encode: Callable[[T], bytes]
@@ -79,7 +79,7 @@ class Decoder(NamedTuple):
 
 
 def encoder_of(option: str, given: Any) -> Encoder | None:
-    """What a producer was given as a serializer: a name, a form, a model's class or a function. None for bytes."""
+    """The encoder of a producer's serializer: a name, a form, a model's class or a function. None for bytes."""
     form = _form(option, given)
     if form is None:
         return Encoder(_name_of(given), given)
@@ -95,7 +95,7 @@ def decoder_of(option: str, given: Any) -> Decoder | None:
 
 
 def form_of(option: str, given: Any) -> Form[Any]:
-    """What was given as a model: a class, a form, or the name of one. ``InvalidInputError`` for a function."""
+    """The form of a model: a class, a form, or the name of one. ``InvalidInputError`` for a function."""
     form = _form(option, given)
     if form is None:
         raise InvalidInputError(

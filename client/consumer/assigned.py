@@ -100,12 +100,12 @@ class AssignedPartition:
         return {lane.number: lane.committable for lane in self.lanes}
 
     def due(self) -> dict[int, int] | None:
-        """What should be committed and was not; None if there is nothing new."""
+        """The offsets to be committed, for each lane; None if nothing is new."""
         offsets = self.committable()
         return offsets if offsets != self.sent else None
 
     def passed(self) -> dict[int, int] | None:
-        """Where a reader that commits by transactions stands, if all since its last one was passed over: there was
+        """The position of a reader that commits by transactions, if all since its last one was passed over: there was
         nothing to hand out, and so nothing to wait for. None if something was, or nothing is new."""
         if self.rewind or any(lane.handed > self.origin[lane.number] for lane in self.lanes):
             return None
@@ -125,7 +125,7 @@ class AssignedPartition:
     # -- moving ----------------------------------------------------------------------
 
     def begin(self, offsets: Mapping[int, int], committed: Mapping[int, int]) -> None:
-        """Where the first fetch starts, for each lane, and what the partition has from earlier."""
+        """Begin to fetch at these offsets, for each lane; ``committed``: those that the partition has from earlier."""
         self.lanes = tuple(Lane(number, offsets[number]) for number in sorted(offsets))
         self.origin = dict(offsets)
         self.sent = dict(committed)

@@ -81,7 +81,7 @@ class Commits:
     async def commit_due(
         self, partitions: Iterable[AssignedPartition], *, timeout_ms: int | None = None
     ) -> list[RayQueueError]:
-        """What is due of all these. The errors, of those that failed."""
+        """Commit all that is due in these. The errors, of those that failed."""
         with self._subscription.lock:
             due = [assigned for assigned in partitions if assigned.begun and assigned.due() is not None]
         done = await asyncio.gather(
@@ -142,6 +142,6 @@ class PendingCommit:
         return asyncio.shield(asyncio.wrap_future(self._future)).__await__()
 
     def _refuse_in_child(self) -> None:
-        """What was under way at a fork goes on in the parent, and only there is it known how it ends."""
+        """``ForkedError`` in a child: its parent goes on with what was under way, and only there its end is known."""
         if self._forked:
             raise forked("this call")

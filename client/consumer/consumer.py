@@ -69,7 +69,7 @@ _CLOSE_WAIT_S = 10.0
 
 
 class Connected(Protocol):
-    """What a consumer needs of ``RayQueue``."""
+    """The part of ``RayQueue`` that a consumer needs."""
 
     @property
     def io(self) -> IoThread: ...
@@ -170,7 +170,7 @@ class Consumer(Twin, Generic[ValueT, KeyT]):
         self._core.bell.ring()
 
     def assignment(self) -> frozenset[TopicPartition]:
-        """What is read now."""
+        """The partitions that are read now."""
         self._caller.check_process()
         with self._sub.lock:
             return frozenset(assigned.partition for assigned in self._sub.assigned.values() if not assigned.letting_go)
@@ -328,7 +328,7 @@ class Consumer(Twin, Generic[ValueT, KeyT]):
 
     @blocking
     async def committed(self, partition: PartitionLike, *, lane: int | None = None) -> int | None:
-        """Where the group goes on after a restart: in this lane, or the first of all. None if nowhere yet."""
+        """The offset at which the group goes on after a restart: in this lane, or the first of all; None if none."""
         self._check_open()
         offsets = await in_io(self._io, self._core.committed(as_partition(partition)))
         if offsets is None:

@@ -176,7 +176,7 @@ class Fetcher:
         await asyncio.sleep(pause_s)
 
     def _out_of_range(self, assigned: AssignedPartition, plan: Plan, error: OffsetOutOfRangeError) -> None:
-        """What was to be read next is not in the log: go on where ``start`` says."""
+        """The next offset is not in the log: go on where ``start`` says."""
         if plan.epoch != assigned.epoch:
             return
         behind = assigned.behind(error, plan)

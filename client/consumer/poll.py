@@ -179,7 +179,7 @@ class Polling:
         return most
 
     async def _polling(self, take: Callable[[], _T | None], timeout_s: float) -> _T | None:
-        """What every kind of poll does."""
+        """The steps of every kind of poll."""
         core, sub = self._core, self._sub
         once = self._options.at_most_once
         now_s = time.monotonic()
@@ -217,7 +217,7 @@ class Polling:
             core.last_poll.under_way = False
 
     async def _taking(self, take: Callable[[], _T | None]) -> _T | None:
-        """What waits in memory; what cannot be read goes the way that ``on_corrupt`` says, one at a time."""
+        """Take from memory; a record that cannot be read goes the way that ``on_corrupt`` says, one at a time."""
         self._skipping = False
         try:
             return take()

@@ -178,7 +178,7 @@ class ConsumerTasks:
     # -- transactions ------------------------------------------------------------------------
 
     def staging(self) -> Staging:
-        """What a transaction is to commit: all that was handed out."""
+        """The positions that a transaction is to commit: behind all that was handed out."""
         assert self.options.group is not None  # noqa: S101  # exactly_once has one
         return Staging(self.options.group, self.subscription)
 
@@ -199,13 +199,13 @@ class ConsumerTasks:
         return None if position is None or not position.offsets else dict(position.offsets)
 
     def _topic_id(self, partition: TopicPartition) -> int | None:
-        """What this consumer reads under that name, if it does."""
+        """The id of the topic that this consumer reads under that name, if it does."""
         with self.subscription.lock:
             assigned = self.subscription.assigned.get(partition)
         return None if assigned is None else assigned.topic_id
 
     async def offset_of(self, place: Literal["start", "end"] | int, assigned: AssignedPartition) -> int:
-        """Where the log begins or ends, or the first record is that is not older than this time."""
+        """The offset of the log's beginning or end, or of the first record that is not older than this time."""
         if not isinstance(place, str):
             return await self._find(assigned.partition, assigned.topic_id, place)
         bounds = await self._bounds(assigned.partition, assigned.topic_id)

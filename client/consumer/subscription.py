@@ -410,7 +410,7 @@ class Subscription:
                         lane.acks.ack_before(lane.position)
 
     def next_change(self) -> Change | None:
-        """What the application is to be told next."""
+        """The next change that the application is to be told."""
         with self.lock:
             if not self.changes:
                 return None

@@ -87,7 +87,7 @@ class Options:
 
     @property
     def topics(self) -> tuple[str, ...]:
-        """What is meant to be read, as of the last look."""
+        """The topics that are meant, as of the last look."""
         return self.named if self.pattern is None else self.pattern.topics
 
     def gone(self, missing: Collection[str], settings: ConsumerSettings) -> UnknownTopicError | None:
@@ -97,7 +97,7 @@ class Options:
         return UnknownTopicError(f"{', '.join(sorted(missing))}: deleted, and not made again", topic=min(missing))
 
     async def look(self, routes: Routes) -> tuple[str, ...]:
-        """What is meant to be read now."""
+        """The topics that are meant now."""
         return self.named if self.pattern is None else await self.pattern.look(routes)
 
 
@@ -110,7 +110,7 @@ def as_partition(given: Any) -> TopicPartition:
 
 
 class TopicPattern:
-    """What matched when it was last looked is ``topics``, by name."""
+    """A regular expression for topics' names. ``topics``: those that matched at the last look, by name."""
 
     def __init__(self, pattern: Any) -> None:
         try:
@@ -131,7 +131,7 @@ class TopicPattern:
         return not is_internal(name) and self._compiled.fullmatch(name) is not None
 
     async def look(self, routes: Routes) -> tuple[str, ...]:
-        """What matches now."""
+        """The topics that match now."""
         found: Topics = await routes.coordinator.call(GetTopics(unless=self._version))
         if found.version != self._version:
             self.topics = tuple(sorted(info.name for info in found.topics if self.matches(info.name)))

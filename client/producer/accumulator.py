@@ -66,7 +66,7 @@ Wake = Callable[[], None]
 
 @dataclass(eq=False, slots=True)
 class PartitionBuffer:
-    """What waits for one partition: the source of its writer's batches."""
+    """The batches that wait for one partition: the source of its writer."""
 
     accumulator: Accumulator
     topic: str
@@ -161,7 +161,7 @@ class PartitionBuffer:
 
 @dataclass(eq=False, slots=True)
 class TopicBuffer:
-    """What waits for one topic, and whose turn it is among its partitions."""
+    """The batches that wait for one topic, and whose turn it is among its partitions."""
 
     accumulator: Accumulator
     name: str
@@ -197,7 +197,7 @@ gets a ``STRIPE`` at a time."""
 
 
 class Lack(NamedTuple):
-    """What has found no space."""
+    """The space that a record or batch has not found."""
 
     size_bytes: int
     topic: TopicBuffer
@@ -424,14 +424,14 @@ class Accumulator:
             wake()
 
     def accept(self, number: int) -> None:
-        """What is added from now on is of this transaction."""
+        """Count all that is added from now on to this transaction."""
         with self.lock:
             self.number = number
             if not self.is_closed:
                 self._refusal = None
 
     def release(self, number: int) -> None:
-        """What is of transactions up to this one may be taken."""
+        """Let batches of transactions up to this one be taken."""
         with self.lock:
             self.released = number
             for topic in self._topics:

@@ -85,7 +85,7 @@ def check_columns(
 
 
 def as_bytes(what: str, given: Any) -> bytes:
-    """What is as good as bytes, copied: it may change after the call. ``InvalidInputError`` for anything else."""
+    """A copy, as bytes, of anything as good as bytes: it may change after the call. Else ``InvalidInputError``."""
     if isinstance(given, (bytes, bytearray, memoryview)):
         return bytes(given)
     form = "str" if isinstance(given, str) else "json"
@@ -113,7 +113,7 @@ def check_headers(headers: HeadersIn) -> tuple[Headers | None, int]:
 
 
 def overhead_bytes(columns: Columns | ArrowColumns) -> int:
-    """What each record takes besides its bytes."""
+    """The bytes that each record takes besides its own."""
     return RECORD_BYTES + KEY_BYTES * (columns.keys is not None) + KEY_BYTES * (columns.headers is not None)
 
 

@@ -43,7 +43,7 @@ Waker = Callable[[], None]
 
 
 class RecordMetadata(NamedTuple):
-    """Where a record is."""
+    """The place of a record: topic, partition, offset and timestamp."""
 
     topic: str
     partition: int
@@ -70,7 +70,7 @@ class _Latch:
 
 @dataclass(eq=False, slots=True)
 class Outcome:
-    """What became of a batch, or is not known yet. ``resolve`` and ``cut`` are the I/O thread's."""
+    """The fate of a batch, once it is known. ``resolve`` and ``cut`` are the I/O thread's."""
 
     topic: str
     partition: int
@@ -260,7 +260,7 @@ class Delivery:
         return self._outcome.known(self._position, self._position + 1)
 
     def result(self, timeout: float | None = None, *, timeout_ms: int | None = None) -> RecordMetadata:
-        """Where the record is, or the error that says why it is not, or why nobody knows.
+        """The record's place, once it is acknowledged; or the error that says why it is not, or why nobody knows.
 
         Waits for ``timeout`` seconds, as ``concurrent.futures`` does, or for ``timeout_ms``. Then
         ``OutcomeUnknownError``: the producer still tries.
@@ -341,7 +341,7 @@ class Deliveries(Sequence[Delivery]):
         return all(outcome.known(start, stop) for outcome, start, stop in self._ranges())
 
     def result(self, timeout: float | None = None, *, timeout_ms: int | None = None) -> Sequence[RecordMetadata]:
-        """Where each record is. Raises the first error there is; ``self[index]`` tells of each record."""
+        """The places of all records. Raises the first error there is; ``self[index]`` tells of each record."""
         error = self.exception(timeout, timeout_ms=timeout_ms)
         if error is not None:
             raise error

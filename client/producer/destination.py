@@ -156,7 +156,7 @@ class Targets(dict[str, Target]):
         self._make = make
 
     def learn(self, info: TopicInfo) -> Target:
-        """What is known of this topic from now on."""
+        """Remember a topic as it is now."""
         with self.lock:
             target = self.get(info.name)
             if target is not None and target.buffer.topic_id == info.topic_id:

@@ -137,7 +137,7 @@ class Sender:
     # -- transactions --------------------------------------------------------------------
 
     def begin(self, transaction: Transaction) -> None:
-        """What is sent from now on is of this one. Nothing of the one before is left."""
+        """Send from now on in this one. Nothing of the one before is left."""
         self._transaction = transaction
         for buffer in [each for each in self._writers if not self._is_current(each)]:
             self._writers.pop(buffer).close()  # of a topic that is gone

@@ -192,7 +192,7 @@ def transfer_leader(
 def join_status(
     address: Address = None, data_dir: DataDir = None, namespace: Namespace = None, as_json: AsJson = False
 ) -> None:
-    """Who has joined, and what is on its way to whom."""
+    """List the brokers that have joined, and the replicas that are on their way to each."""
     with connected(address, data_dir, namespace) as rq:
         found = rq.join_status()
     if as_json:

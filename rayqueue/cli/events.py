@@ -21,7 +21,7 @@ def events(
     namespace: Namespace = None,
     as_json: AsJson = False,
 ) -> None:
-    """What happened to brokers and replicas: lost, replaced, moved."""
+    """Events of brokers and replicas: lost, replaced, moved."""
     with connected(address, data_dir, namespace) as rq:
         told = rq.events()[-last:]
         if as_json and not follow:

@@ -184,7 +184,7 @@ def produce(
 
 
 def _finish_quietly(sending: Sending) -> None:
-    """What was sent before the error that is about to be told: only the count matters now."""
+    """Finish the sends before an error is told: only their count matters now."""
     try:
         sending.finish()
     except RayQueueError:
@@ -214,7 +214,7 @@ def _given(values: list[str] | None, files: list[Path] | None) -> Iterator[list[
 
 
 def _read_lines(lines: Lines) -> Iterator[list[bytes]]:
-    """What can be read now, as soon as there is anything."""
+    """The lines that can be read now, as soon as there are any."""
     while data := os.read(sys.stdin.fileno(), _READ_BYTES):
         yield lines.feed(data)
     yield lines.end()

@@ -40,7 +40,7 @@ def find(settings: Settings) -> LocalRay | None:
 
 
 def address_of(settings: Settings, address: str | None) -> str | None:
-    """Where to connect: as told, or to the Ray of this data directory. None lets Ray look."""
+    """The Ray to connect to: as told, or that of this data directory. None lets Ray look."""
     if address is not None:
         return address
     head = find(settings)

@@ -61,17 +61,17 @@ def claim() -> None:
 
 
 def stdout() -> TextIO:
-    """Where data goes."""
+    """The stream for data."""
     return sys.stdout if _own is None else _own[0]
 
 
 def stderr() -> TextIO:
-    """Where words for people go that are not data."""
+    """The stream for words to people that are not data."""
     return sys.stderr if _own is None else _own[1]
 
 
 def flush() -> None:
-    """What is written is out, unless nobody reads it any more."""
+    """Write out all that is buffered, unless nobody reads it any more."""
     for stream in (sys.stdout, sys.stderr, stdout(), stderr()):
         with contextlib.suppress(OSError, ValueError):
             stream.flush()

@@ -243,7 +243,7 @@ def topics_table(topics: Sequence[TopicDescription]) -> Table:
 
 
 def troubles_of(topic: TopicDescription) -> Iterator[str]:
-    """What somebody should look at."""
+    """Troubles that somebody should look at."""
     for partition in topic.partitions:
         if partition.leader is None:
             yield f"{topic.name}-{partition.number} has no leader"

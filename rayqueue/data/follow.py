@@ -48,7 +48,7 @@ class Part:
 
     @property
     def identity(self) -> bytes:
-        """What the id stands for: the ranges that were planned."""
+        """A digest of the ranges that were planned, for which the id stands."""
         return self._planned.identity
 
     def commit(self) -> None:
@@ -111,7 +111,7 @@ _RENEW_S = 3600.0
 
 
 class _Follower:
-    """Where this run is. A part that was handed out is not handed out again in the same run, committed or not."""
+    """The place of this run. A part that was handed out is not handed out again in the same run, committed or not."""
 
     def __init__(
         self,
@@ -162,7 +162,7 @@ class _Follower:
             time.sleep(_LOOK_S)
 
     def readable(self, part: PlannedPart) -> list[Range]:
-        """What retention has left of it. ``DataLossError`` if some is gone and that matters."""
+        """The ranges that retention has left of it. ``DataLossError`` if some is gone and that matters."""
         bounds = self._lookup.bounds(each.topic_partition for each in part.ranges)
         fail = self._fail_on_data_loss
         return [clip(each, bounds[each.topic_partition], fail_on_data_loss=fail) for each in part.ranges]

@@ -74,7 +74,7 @@ class PlannedPart:
 
     @property
     def identity(self) -> bytes:
-        """What its number stands for."""
+        """A digest of the ranges, for which its number stands."""
         told = [(each.topic, each.topic_id, each.partition, each.start, each.end) for each in self.ranges]
         return hashlib.blake2b(msgspec.msgpack.encode(sorted(told)), digest_size=16).digest()
 
@@ -218,8 +218,8 @@ def was_here(topic: str, positions: Mapping[TopicPartition, Position | None]) ->
 
 
 def place_of(position: Position | None) -> int | None:
-    """Where to go on; None if it has not begun. What was planned and never committed by an earlier release begins at
-    its first slice."""
+    """The offset to go on at; None if it has not begun. A part that an earlier release planned and never committed
+    begins at its first slice."""
     if position is not None and position.offsets:
         return min(position.offsets.values())
     return min((each.start for each in note_of(position).slices), default=None)

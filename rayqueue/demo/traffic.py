@@ -54,7 +54,7 @@ class Gap:
 
 @dataclass(slots=True)
 class Produced:
-    """How far a producer is."""
+    """The progress of a producer."""
 
     sent: int = 0
     acknowledged: int = 0
@@ -64,7 +64,7 @@ class Produced:
 
 @dataclass(slots=True)
 class Consumed:
-    """What a consumer has seen."""
+    """The records that a consumer has seen."""
 
     read: int = 0
     out_of_order: int = 0
@@ -74,7 +74,7 @@ class Consumed:
 
 
 class Board:
-    """What the tasks say about themselves while they run. An actor."""
+    """A board on which the tasks note their progress. An actor."""
 
     def __init__(self) -> None:
         self._produced: dict[int, Produced] = {}
@@ -153,7 +153,7 @@ def consume(rq: RayQueue, topic: str, group: str, member: int, producers: int, r
 
 
 class Check:
-    """What a consumer makes of the records it sees."""
+    """A check of the records that a consumer sees."""
 
     def __init__(self, producers: int, records: int) -> None:
         self.told = Consumed(seen=[bytearray(records) for _ in range(producers)])

@@ -126,7 +126,7 @@ def _victim(kill: Kill) -> str:
 
 
 def _after(kill: Kill) -> tuple[str, str, str]:
-    """What came of a kill, as far as that is known."""
+    """The consequence of a kill, as far as it is known."""
     return (
         kill.successor or "",
         "" if kill.pause_s is None else f"{kill.pause_s * 1000:,.0f} ms",

@@ -229,7 +229,7 @@ class BufferedStore(ABC):
         return self._full
 
     def _new_bytes(self) -> int:
-        """What the buffer appends that is not durable yet."""
+        """The bytes that the buffer appends and that are not durable yet."""
         return sum(len(op.entry.payload) for op in self._ops[self._kept_ops :] if type(op) is Append)
 
     def _takes_space(self) -> bool:

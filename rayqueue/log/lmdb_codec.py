@@ -112,7 +112,7 @@ def row_crc(stored: memoryview | bytes) -> int:
 
 @dataclass(frozen=True, slots=True)
 class TableSum:
-    """How many rows a table has, and the sum of their checksums modulo 2**64.
+    """The number of rows of a table, and the sum of their checksums modulo 2**64.
 
     A sum and not an exclusive-or: crc is linear, so the same change in two
     rows would cancel out."""
@@ -131,7 +131,7 @@ class TableSum:
 
 @dataclass(frozen=True, slots=True)
 class StoredState:
-    """What every transaction writes. ``sums``: of the summed tables, by their numbers."""
+    """The row that every transaction writes. ``sums``: of the summed tables, by their numbers."""
 
     txn_id: int
     state: LogState

@@ -57,7 +57,7 @@ class Holder(NamedTuple):
 
 
 def holder(directory: Path) -> Holder | None:
-    """Who has this directory locked. None: nobody, whatever the file says; the lock ends with its process."""
+    """The process that has this directory locked. None, whatever the file says, if it has ended: so has the lock."""
     try:
         with (directory / LOCK_FILE).open("rb") as file:
             try:

@@ -38,7 +38,7 @@ _ALWAYS = (ENTRIES, CHECKPOINTS, HARD)
 
 
 def count_spaces(schema: Schema) -> int:
-    """How many databases LMDB must be able to open."""
+    """The number of databases that LMDB must be able to open."""
     return len(_ALWAYS) + len(schema.tables)
 
 
@@ -79,7 +79,7 @@ class Opening:
             self.spaces[space] = env.open_db(space, create=False)
 
     def sums(self, stored: StoredState) -> dict[Table, TableSum | None]:
-        """What the summed tables must add up to. A new one has no rows; None for one that was not summed before."""
+        """The expected sums of the summed tables. A new one has no rows; None for one that was not summed before."""
         known = self._schema.by_number
         for number, each in stored.sums.items():
             if number not in known and each.rows:

@@ -39,11 +39,11 @@ class Room:
 
     @property
     def limit_bytes(self) -> int:
-        """How large the map may be with the reserve behind it."""
+        """The largest size of the map with the reserve behind it."""
         return max(0, self.allocated_bytes - self._reserve_bytes)
 
     def first_map(self, used_bytes: int, wanted_bytes: int) -> int:
-        """How large the map of a file may be at first: as wanted, or as the disk allows."""
+        """The size of a file's map at first: as wanted, or as the disk allows."""
         used_bytes = _pages(used_bytes)
         wanted_bytes = max(used_bytes, self._at_most(wanted_bytes, used_bytes))
         while wanted_bytes > used_bytes:

@@ -37,7 +37,7 @@ from rayqueue.log.store import MEMBERS, Checkpoint, Entry, Table
 
 @dataclass(slots=True)
 class RowMemory:
-    """What is known of the rows on disk without reading them."""
+    """A memory of the rows on disk, to be asked without reading them."""
 
     crcs: dict[Table, dict[bytes, int]]
     """Of every summed table that is not long."""
@@ -63,7 +63,7 @@ class RowMemory:
 
 @dataclass(slots=True)
 class Written:
-    """What a transaction will have changed once it is committed."""
+    """The changes of a transaction, which count once it is committed."""
 
     sums: dict[Table, TableSum]
     ends: dict[Table, bytes]

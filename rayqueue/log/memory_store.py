@@ -104,7 +104,7 @@ class MemoryFile:
 
 
 class MemoryDisk:
-    """What was synced. Entries are shared with the store, never copied."""
+    """The synced part of a store. Entries are shared with the store, never copied."""
 
     def __init__(self, wal_bytes: int = _WAL_BYTES) -> None:
         self.entries: dict[Index, Entry] = {}
@@ -144,7 +144,7 @@ class MemoryDisk:
         return twin
 
     def next_version(self) -> MemoryDisk:
-        """What the next transaction works on while snapshots keep this one. The write-ahead file is the same."""
+        """The copy for the next transaction, while snapshots keep this one. The write-ahead file is the same."""
         twin = MemoryDisk(0)
         twin.wal, twin.txn_id = self.wal, self.txn_id
         twin.before_commit, twin.after_commit = self.before_commit, self.after_commit
@@ -348,7 +348,7 @@ class MemoryStore(BufferedStore):
         self._find_behind(self.disk.waymark)
 
     def reopen(self: _S) -> _S:
-        """What a restart finds: a new store on the same disk. This one is closed, its buffer is lost."""
+        """A restart: a new store on the same disk. This one is closed, its buffer is lost."""
         self.close()
         return type(self)(
             self.group_id,

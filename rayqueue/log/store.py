@@ -69,7 +69,7 @@ MEMBERS = Table("members", 4)
 
 
 class Schema:
-    """What a state machine keeps beside the log, as it declares it: its tables, and ``MEMBERS``.
+    """A state machine's tables beside the log, as it declares them, and ``MEMBERS``.
 
     ``version`` is raised when a table is added or a row gets a field: a release that knows less must not touch such a
     store, since it would go on without what it does not know (``StoreFormatError``). One that knows more reads what is
@@ -106,7 +106,7 @@ class Entry(Struct, frozen=True, gc=False):
 
 
 class HardState(Struct, frozen=True, gc=False):
-    """What Raft must never forget. ``commit`` is only a hint and may be old."""
+    """The state that Raft must never forget. ``commit`` is only a hint and may be old."""
 
     term: Term
     voted_for: ReplicaId | None
@@ -259,7 +259,7 @@ class LogStore(Protocol):
 
     @property
     def waymark(self) -> Waymark:
-        """What this store had acknowledged at least, as is remembered beside it (``rayqueue.log.waymark``)."""
+        """The least that this store had acknowledged, as remembered beside it (``rayqueue.log.waymark``)."""
 
     def set_waymark(self, mark: Waymark) -> None:
         """Remember it, where an older copy of the store leaves it. Cheap: it is not synced."""

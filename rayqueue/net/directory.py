@@ -19,7 +19,7 @@ class Directory(Protocol):
     """``rayqueue.actors.directory.RayDirectory`` in production: it asks the replicas' actors."""
 
     async def endpoint(self, group_id: GroupId, replica_id: ReplicaId) -> Endpoint:
-        """Where this replica serves. ``OutcomeUnknownError`` if that cannot be found out now; its own error if it
+        """This replica's endpoint. ``OutcomeUnknownError`` if that cannot be found out now; its own error if it
         could not start."""
         ...
 
@@ -34,5 +34,5 @@ class Directory(Protocol):
 
 class ClusterDirectory(Directory, Protocol):
     async def statuses(self, replicas: Iterable[ReplicaName]) -> Mapping[ReplicaName, Any]:
-        """What each says of itself now: a ``rayqueue.replica.Status``, or the error that says why there is none."""
+        """The status of each as of now: a ``rayqueue.replica.Status``, or the error that says why there is none."""
         ...

@@ -24,7 +24,7 @@ _R = TypeVar("_R", bound=_Route)
 
 
 async def request(way: Callable[[], Awaitable[_R]], attempt: Callable[[_R], Awaitable[_T]], retry: Retry) -> _T:
-    """What the first attempt that succeeds returns. Raises what repeating cannot help, or does not within ``retry``.
+    """The result of the first attempt that succeeds. Raises what ``retry`` says is not to be tried again.
 
     ``way`` finds the route, and is asked before every attempt: the replicas may be others by then.
     """
@@ -67,7 +67,7 @@ async def gathered(ask: Callable[[_K], Awaitable[_T]], of: Iterable[_K]) -> list
 
 
 async def in_time(work: Awaitable[_T], timeout_s: float) -> _T:
-    """What it returns, if that comes in time. ``asyncio.TimeoutError`` otherwise; it was cancelled then.
+    """Its result, if that comes in time. ``asyncio.TimeoutError`` otherwise; it was cancelled then.
 
     As ``asyncio.wait_for``, which before Python 3.12 forgets that its caller was cancelled if the answer comes in the
     same moment: a loop around it goes on, and whoever waits for its end waits for ever.

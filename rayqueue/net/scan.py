@@ -56,7 +56,7 @@ OnCorrupt = Literal["raise", "skip"]
 
 
 async def fetch(route: Route, wanted: FetchRequest, *, patience_ms: int, host: str | None = None) -> FetchAnswer:
-    """What the leader answers; with ``READ_FOLLOWER`` any replica, one on ``host`` if there is one.
+    """The answer of the leader; with ``READ_FOLLOWER`` of any replica, one on ``host`` if there is one.
 
     ``OutcomeUnknownError`` if the answer takes ``patience_ms`` longer than the fetch may wait: the replica may hang,
     with its connection open.
@@ -185,7 +185,7 @@ class Scan:
         _log.error("%s", problem)
 
     async def _fetch(self, route: Route) -> tuple[Sequence[FetchedBatch], int]:
-        """What comes next, and where to go on behind it: past what was aborted, if that is left out."""
+        """The next batches, and the offset to go on at: past what was aborted, if that is left out."""
         flags = (READ_FOLLOWER if self._follower else 0) | (READ_COMMITTED if self._options.committed else 0)
         wanted = FetchRequest((Cursor(ANY_LANE, self._cursor),), self._fetch_bytes, _FOLLOWER_WAIT_MS, flags)
         # After a follower that hangs there must be time for the leader.

@@ -193,7 +193,7 @@ class Stream:
         return True
 
     def binding(self) -> bytes:
-        """What names this secured channel and no other, at both ends; empty if it is not secured."""
+        """A name of this secured channel and no other, the same at both ends; empty if it is not secured."""
         return b""
 
     @property

@@ -102,7 +102,7 @@ class WriteQueue:
         self._held = deque(batch for batch in self._held if not batch.reported)
 
     def begin(self, producer_id: int, epoch: int) -> None:
-        """What is added from now on is of this transaction. There is nothing."""
+        """Count all that is added from now on to this transaction. The queue is empty."""
         assert not len(self)  # noqa: S101  # the one before has ended
         self.producer_id, self._epoch, self._sequence = producer_id, epoch, 0
 

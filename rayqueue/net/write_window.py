@@ -532,7 +532,7 @@ class WriteWindow:
             self._transmit(piece, now_s)
 
     def _cut(self, batch: Outgoing, records: int, size_bytes: int) -> Outgoing:
-        """What of the batch fits into this, cut off; the batch itself if all of it does, or nothing can be."""
+        """The head of the batch that fits into this, cut off; the batch itself if all of it does, or nothing can be."""
         if batch.reported or (len(batch) <= records and len(batch.encoded) <= size_bytes):
             return batch
         pieces = batch.cut(records, size_bytes)

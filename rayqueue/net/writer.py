@@ -53,7 +53,7 @@ _CONGESTED_S = 0.002
 
 
 class AppendChannel(Protocol):
-    """What a writer needs of ``rayqueue.net.channel.Channel``. Errors come by the futures."""
+    """The part of ``rayqueue.net.channel.Channel`` that a writer needs. Errors come by the futures."""
 
     @property
     def closed(self) -> bool: ...
@@ -64,14 +64,14 @@ class AppendChannel(Protocol):
 
 
 class LeaderRoute(Protocol):
-    """What a writer needs of ``rayqueue.net.route.GroupRoute``."""
+    """The part of ``rayqueue.net.route.GroupRoute`` that a writer needs."""
 
     async def leader(self) -> Any: ...
     def failed(self, error: RayQueueError) -> None: ...
 
 
 class Source(Protocol[_B]):
-    """Where a writer's batches come from, and who is told what became of them."""
+    """The source of a writer's batches, which is told what became of them."""
 
     in_flight: int
     """Batches that were taken and are not acknowledged. The writer's to write."""
@@ -156,7 +156,7 @@ class PartitionWriter(Generic[_B]):
         self._do(self._window.tick(now_s, self._source.expired(now_s)))
 
     def begin(self, producer_id: int, epoch: int) -> None:
-        """What is sent from now on is of this transaction. Nothing of the one before is left here."""
+        """Send from now on in this transaction. Nothing of the one before is left here."""
         self._do(self._window.begun(producer_id, epoch))
 
     @property

@@ -48,7 +48,7 @@ from rayqueue.records.header import MAX_MESSAGE_BYTES
 
 @dataclass(frozen=True, slots=True)
 class AdmissionLimits:
-    """What one replica accepts. Replicas may differ in these."""
+    """Limits on what one replica accepts. Replicas may differ in these."""
 
     max_batch_bytes: int = 1 << 20
     max_message_bytes: int = MAX_MESSAGE_BYTES
@@ -97,7 +97,7 @@ class Admission:
         self._ticked_ms = 0
 
     def tick(self, now_ms: int, within_ms: int = TICK_MS) -> bytes | None:
-        """What to propose before an entry that the partition stamps with its clock; None while the clock is right."""
+        """The command to propose before an entry that gets the partition's time; None while its clock is right."""
         if now_ms - max(self._partition.clock.now_ms, self._ticked_ms) < within_ms:
             return None
         return pass_time_command(now_ms)

@@ -26,7 +26,7 @@ class Trimmed:
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """Where the group stands now, lane by lane."""
+    """The group's position now, lane by lane."""
 
     generation: int
     offsets: Mapping[int, Offset]
@@ -59,7 +59,7 @@ class Fenced:
 
 @dataclass(frozen=True, slots=True)
 class TimePassed:
-    """What time it is for the partition."""
+    """The partition's time."""
 
     now_ms: int
 

@@ -32,7 +32,7 @@ Measure = Callable[[Mapping[int, Offset]], Done]
 
 
 class Progress:
-    """What each group is done with, and the least of that."""
+    """The records that each group is done with, and the least of that."""
 
     def __init__(self, groups: Groups, measure: Measure) -> None:
         self._groups = groups
@@ -50,12 +50,12 @@ class Progress:
         self._moved.add(group)
 
     def records(self) -> list[tuple[str, int]]:
-        """What each group is done with."""
+        """The number of records that each group is done with."""
         self.least()
         return [(name, records) for name, (records, _) in self._done.items()]
 
     def least(self) -> Done:
-        """What even the slowest group is done with. Costs nothing while no group moves."""
+        """The part that even the slowest group is done with. Costs nothing while no group moves."""
         if self._moved or self._least is None:
             self._least = self._find_least()
         return self._least

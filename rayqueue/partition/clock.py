@@ -49,7 +49,7 @@ class Clock:
         return self._times.now_ms
 
     def age_ms(self, stamp_ms: int) -> int:
-        """How long ago a stamp was made. 0 is a stamp of before there was a clock."""
+        """The age of a stamp. 0 is a stamp of before there was a clock."""
         return self._times.now_ms - (stamp_ms or self._times.first_ms)
 
     def pass_to(self, now_ms: int) -> None:

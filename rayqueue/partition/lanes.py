@@ -52,7 +52,7 @@ class Lanes:
         return self._totals.get(lane, _NOTHING)
 
     def ends(self) -> dict[int, Offset]:
-        """Where the last batch of each lane ends. A lane that never had one is not there."""
+        """The end of the last batch of each lane. A lane that never had one is not there."""
         return {lane: totals.end for lane, totals in self._totals.items()}
 
     def before(self, lane: int, offset: int) -> tuple[int, int]:

@@ -80,7 +80,7 @@ class Line:
         return grant is None or records > grant.records or size_bytes > grant.size_bytes
 
     def reserved(self, producer: int) -> Room:
-        """What others have been granted."""
+        """The room that others have been granted."""
         others = [grant for name, grant in self._granted.items() if name != producer]
         return Room(sum(grant.records for grant in others), sum(grant.size_bytes for grant in others))
 

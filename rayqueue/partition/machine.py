@@ -183,7 +183,7 @@ def _decode_state(checkpoint: bytes) -> _State:
 
 
 class Watcher(Protocol):
-    """Who is told what the log gets, as it gets it: the tail of a running replica."""
+    """The tail of a running replica, which is told what the log gets, as it gets it."""
 
     def append(self, base_offset: Offset, count: int, payload: bytes, lane: int) -> None:
         """A batch was accepted."""
@@ -288,7 +288,7 @@ class Partition:
         return None if batch is None else batch.index
 
     def synced_end(self) -> Offset:
-        """Where the log ends that snapshots of the store show."""
+        """The end of the log that snapshots of the store show."""
         if not self._store.dirty:
             return self.next_offset
         with self._store.snapshot() as snapshot:
@@ -311,7 +311,7 @@ class Partition:
         return {name: group.position() for name, group in self.groups.items()}
 
     def lag(self, group: str) -> Lag:
-        """What the group has not committed yet. One that is not known here has committed nothing."""
+        """The records that the group has not committed yet. One that is not known here has committed nothing."""
         known = self.groups.get(group)
         offsets = {} if known is None else known.offsets
         start = self.readable_from
@@ -331,7 +331,7 @@ class Partition:
         return {name: self.next_offset - records for name, records in self.progress.records()}
 
     def backlog(self) -> Backlog:
-        """What the slowest group has not committed yet; all that is retained, if there is no group."""
+        """The records that the slowest group has not committed yet; all that is retained, if there is no group."""
         if self.jobs is not None:
             counts = self.jobs.counts
             return Backlog(counts.ready + counts.leased + counts.delayed, self.size_bytes)
@@ -347,7 +347,7 @@ class Partition:
         return self.total_bytes - (0 if batch is None else batch.bytes_before)
 
     def lane_ends(self) -> dict[int, Offset]:
-        """Where the last batch of each lane ends: a reader that is there has nothing to read in that lane."""
+        """The end of the last batch of each lane: a reader that is there has nothing to read in that lane."""
         return self._lanes.ends() if self._indexes_lanes else {0: self.next_offset}
 
     def _done(self, offsets: Mapping[int, Offset]) -> Done:
@@ -536,7 +536,7 @@ class Partition:
         return Expired(groups)
 
     def expiry_command(self, now_ms: int, group_retention_ms: int) -> bytes | None:
-        """What the leader is to propose so that unused positions go; None if there are none."""
+        """The command that the leader is to propose so that unused positions go; None if there are none."""
         if not self.groups.has_expired(now_ms, group_retention_ms):
             return None
         return pass_time_command(now_ms, group_retention_ms)

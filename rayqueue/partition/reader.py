@@ -101,7 +101,7 @@ def read_lanes(
 
 
 class CommittedRead(NamedTuple):
-    """What of transactions is committed, and where to continue."""
+    """The committed records that were found, and where to continue."""
 
     found: list[Fetched]
     cursors: list[Cursor]

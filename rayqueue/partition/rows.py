@@ -33,7 +33,7 @@ CLOCK_KEY = b"clock"
 
 
 class Rows(Protocol):
-    """What a store and a snapshot of it have in common."""
+    """Reading, as a store and a snapshot of it both allow."""
 
     def get(self, table: Table, key: bytes) -> bytes | None: ...
 
@@ -57,7 +57,7 @@ pack_lane = _LANE_ROW.pack
 
 
 class BatchRow(NamedTuple):
-    """Where a batch is, and what a search needs to know of it."""
+    """The place of a batch, and all that a search needs to know of it."""
 
     base_offset: Offset
     index: Index  # type: ignore[assignment]  # hides tuple.index, as count below hides tuple.count
@@ -80,7 +80,7 @@ def read_batch(key: bytes, row: bytes) -> BatchRow:
 
 
 class LaneRow(NamedTuple):
-    """What a lane held before a batch, and the batch."""
+    """A batch, and the size of its lane before it."""
 
     base_offset: Offset
     records_before: int
@@ -100,7 +100,7 @@ def read_lane(key: bytes, row: bytes) -> LaneRow:
 
 
 def end_of_lane(lane: int) -> bytes | None:
-    """What the keys of a lane are less than."""
+    """The bound that the keys of a lane are less than."""
     return bytes((lane + 1,)) if lane < 255 else None
 
 
@@ -110,7 +110,7 @@ def base_of_lane_key(key: bytes) -> bytes:
 
 
 class LogRow(NamedTuple):
-    """Where the log starts and ends. Written when either is not to be seen from the OFFSETS rows."""
+    """The log's start and end. Written when either is not to be seen from the OFFSETS rows."""
 
     start_offset: Offset = Offset(0)
     readable_from: Offset = Offset(0)
@@ -125,7 +125,7 @@ class LogRow(NamedTuple):
 
 
 def load_log(rows: Rows) -> LogRow:
-    """Where the log starts and ends according to the tables."""
+    """The log's start and end according to the tables."""
     row = rows.get(META, LOG_KEY)
     log = LogRow() if row is None else LogRow._make(_LOG_ROW.unpack(row))
     last = next(rows.scan(OFFSETS, reverse=True), None)

@@ -68,7 +68,7 @@ class PartitionSettings(SharedSettings, frozen=True, kw_only=True):
 
     @staticmethod
     def of(topic: TopicSettings, version: int) -> PartitionSettings:
-        """What a topic's settings say for each of its partitions."""
+        """The part of a topic's settings that each of its partitions is told."""
         return PartitionSettings(
             version=version, **{name: getattr(topic, name) for name in SharedSettings.__struct_fields__}
         )

@@ -25,7 +25,7 @@ from rayqueue.protocol.unpacking import unpack
 
 
 class Position(msgspec.Struct, frozen=True, array_like=True):
-    """Where a group stands in a partition."""
+    """A group's position in a partition."""
 
     generation: int
     offsets: dict[int, int]
@@ -44,12 +44,12 @@ class Bounds(msgspec.Struct, frozen=True, array_like=True):
 
 
 def end_of(bounds: Bounds, *, committed: bool) -> int:
-    """Where a reader finds nothing more; ``committed``: one of committed records."""
+    """The offset at which a reader finds nothing more; ``committed``: one of committed records."""
     return bounds.end if not committed or bounds.stable is None else bounds.stable
 
 
 class Lag(msgspec.Struct, frozen=True, array_like=True):
-    """What a group has not committed yet."""
+    """The records that a group has not committed yet."""
 
     records: int
     records_by_lane: dict[int, int]
@@ -58,7 +58,7 @@ class Lag(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Room(msgspec.Struct, frozen=True, array_like=True):
-    """What a partition with bounds still takes: records, and bytes of batches."""
+    """The room that a partition with bounds still has: in records, and in bytes of batches."""
 
     records: int
     size_bytes: int
@@ -232,7 +232,7 @@ class Grant(msgspec.Struct, frozen=True, array_like=True, order=True):
 
 
 class Assignment(msgspec.Struct, frozen=True, array_like=True):
-    """What a member may read now.
+    """The partitions that a member may read now.
 
     A partition it read and that is not among ``grants`` any more must be let go: it
     stops, commits, and names what it still reads in the next heartbeat. Only
@@ -613,7 +613,7 @@ class RecoverPartition(Call, frozen=True, kw_only=True):
 
 
 class RebalanceMove(msgspec.Struct, frozen=True, array_like=True):
-    """Where one replica is to go."""
+    """One replica's way, from the broker that has it to another one."""
 
     group_id: str
     """The Raft group of the partition, of this very topic."""
@@ -692,7 +692,7 @@ def encode_answer(answer: Any) -> bytes:
 
 
 def decode_answer(call: Call, body: memoryview | bytes) -> Any:
-    """What ``call`` is answered with."""
+    """The answer to ``call``."""
     return unpack(
         _answer_decoder(type(call)), body, lambda why: TransportError(f"not an answer to {type(call).__name__}: {why}")
     )

@@ -53,7 +53,7 @@ class Frame(NamedTuple):
 
 
 def head(kind: int, request: int, body_bytes: int) -> bytes:
-    """What is written before a body of this length."""
+    """The bytes before a body of this length."""
     return HEAD.pack(_AFTER_LENGTH + body_bytes, kind, request)
 
 
@@ -73,7 +73,7 @@ class FrameReader:
         return self._buffer.size_bytes
 
     def space(self) -> memoryview:
-        """Where the next bytes go. Never empty."""
+        """The memory for the next bytes. Never empty."""
         unread = self._buffer.unread
         if len(unread) < _LENGTH_BYTES:
             return self._buffer.space(HEAD.size)

@@ -70,7 +70,7 @@ def ray_node_of(worker: str) -> str:
 
 
 class JobOptions(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """What a job wants. A job without options needs no header."""
+    """The options of a job. A job without options needs no header."""
 
     delay_ms: DurationMs = 0
     """Not before so long after it was put, by the queue's clock."""
@@ -128,7 +128,7 @@ class Leased(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Settled(msgspec.Struct, frozen=True, array_like=True):
-    """What became of one ``Settlement``."""
+    """The answer to one ``Settlement``."""
 
     lost: tuple[Run, ...] = ()
     """Jobs that it did not reach: they are somebody else's by now, or gone. The others are settled."""
@@ -173,14 +173,14 @@ class DeadJob(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Changed(msgspec.Struct, frozen=True, array_like=True):
-    """How many jobs one step has changed, and whether there may be more: then ask again."""
+    """The number of jobs that one step has changed, and whether there may be more: then ask again."""
 
     jobs: int
     more: bool = False
 
 
 class JobStatus(msgspec.Struct, frozen=True, array_like=True):
-    """Where a job stands."""
+    """A job's state, and how often it was delivered."""
 
     state: str
     """``ready``, ``leased``, ``delayed``, ``dead`` or ``gone``: acknowledged, dropped, purged, or never there."""
@@ -188,7 +188,7 @@ class JobStatus(msgspec.Struct, frozen=True, array_like=True):
 
 
 class JobResult(msgspec.Struct, frozen=True, array_like=True):
-    """What became of a job whose result was wanted."""
+    """The result of a job, where one was wanted."""
 
     state: str
     """``done``, ``dead``, ``cancelled``, ``pending``, or ``gone``: there is no result (any more)."""
@@ -226,7 +226,7 @@ class LeaseJobs(Call, frozen=True, kw_only=True):
 
 
 class Settlement(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a worker says of jobs of one lease."""
+    """A worker's word on jobs of one lease."""
 
     kind: Literal["ack", "nack", "reject", "extend", "release"]
     """``ack``: done. ``nack``: to be tried again. ``reject``: dead at once. ``extend``: not done yet; of the whole
@@ -283,7 +283,7 @@ class PeekJobs(Call, frozen=True, kw_only=True):
 
 
 class GetJobs(Call, frozen=True, kw_only=True):
-    """Where these jobs stand."""
+    """The states of these jobs."""
 
     answer_type: ClassVar[Any] = tuple[JobStatus, ...]
     ids: Annotated[tuple[JobId, ...], Meta(min_length=1, max_length=1000)]

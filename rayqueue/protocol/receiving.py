@@ -46,7 +46,7 @@ class ReceiveBuffer:
         return self._end - self._start
 
     def space(self, frame_bytes: int) -> memoryview:
-        """Where the next bytes go, never empty. ``frame_bytes``: how long the frame under way says that it is."""
+        """The memory for the next bytes, never empty. ``frame_bytes``: the length that the frame under way gives."""
         unread_bytes, size = self._end - self._start, len(self._memory)
         if not unread_bytes:
             self._start = self._end = 0

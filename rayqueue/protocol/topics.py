@@ -44,7 +44,7 @@ def is_internal(name: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What the name, type and default of a setting's field do not say. A number's unit is at the end of its name."""
+    """A setting, but for the name, type and default that its field has. A number's unit is at the end of its name."""
 
     doc: str
     least: int = 1
@@ -121,7 +121,7 @@ class _Limited(SharedSettings, frozen=True, kw_only=True):
 
 # Not kw_only, like its bases: so its own fields are the first.
 class TopicSettings(_Limited, frozen=True):
-    """How a topic is made: the one place that declares a setting of topics.
+    """The settings of a topic: the one place that declares them.
 
     The arguments of ``create_topic`` and ``alter_topic``, the flags of `rayqueue topics`, the checks, the wire, what a
     partition is told and docs/options.md follow from these fields and those of ``SharedSettings``. A new one goes to
@@ -199,7 +199,7 @@ class Declared:
 
     @property
     def range(self) -> str:
-        """What it can be, in words."""
+        """The values that it can have, in words."""
         if self.choices:
             return " or ".join((*map(repr, self.choices), "none") if self.optional else map(repr, self.choices))
         values = "true or false" if self.kind is bool else f"from {self.least} to {self.most}"

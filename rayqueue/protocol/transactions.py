@@ -322,7 +322,7 @@ class MarkTransaction(Call, frozen=True, kw_only=True):
 
 
 class GetTransactions(Call, frozen=True, kw_only=True):
-    """What is open in this partition, the oldest first."""
+    """The open transactions of this partition, the oldest first."""
 
     answer_type: ClassVar[Any] = tuple[OpenTransaction, ...]
 

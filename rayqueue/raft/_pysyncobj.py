@@ -92,7 +92,7 @@ class _NoPoller:
 
 
 class _Outlet:
-    """What the stock engine takes for its transport: hands each message to the subclass."""
+    """The stock engine's transport, as it thinks: hands each message to the subclass."""
 
     ready = True
 
@@ -260,7 +260,7 @@ class StockRaft(SyncObj):  # type: ignore[misc]  # pysyncobj has no types
         return known
 
     def set_peers(self, voters: Iterable[ReplicaId], learners: Iterable[ReplicaId]) -> None:
-        """Who else belongs to the group."""
+        """Set the other replicas of the group."""
         self._known.clear()
         self._SyncObj__otherNodes = {self._peer(peer) for peer in sorted(voters)}
         self._SyncObj__readonlyNodes = {self._peer(peer) for peer in sorted(learners)}
@@ -283,7 +283,7 @@ class StockRaft(SyncObj):  # type: ignore[misc]  # pysyncobj has no types
             self._SyncObj__raftMatchIndex[node] = match
 
     def peer_forgot(self, peer: ReplicaId) -> None:
-        """What a member has confirmed before counts no more."""
+        """A peer has lost its log: what it has confirmed before counts no more."""
         self._SyncObj__raftMatchIndex[self._peer(peer)] = 0
 
     def set_term(self, term: Term, vote: ReplicaId | None) -> None:

@@ -66,7 +66,7 @@ class Guest:
 
 
 class ClientPort(Protocol):
-    """Who serves clients. Called by the transport's ``poll``, so on the engine's thread."""
+    """The server of clients. Called by the transport's ``poll``, so on the engine's thread."""
 
     token: bytes
     """What clients prove that they hold."""

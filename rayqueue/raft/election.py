@@ -87,8 +87,8 @@ class Elections(StockRaft):
         self.election_deadline = self.now + self._rng.uniform(0, self.settings.fast_election_max_ms / 1000)
 
     def _peer_came(self, peer: ReplicaId) -> None:
-        """Where nobody is known to lead, one more voter may be the one that was missing. If somebody leads after all,
-        the others refuse."""
+        """A voter has come. If nobody is known to lead, it may be the one that was missing: an election soon. If
+        somebody leads after all, the others refuse."""
         if self.leader is None and not self.is_leader and peer in self.replica_set.voters:
             soon = self.now + self._rng.uniform(0, self.settings.fast_election_max_ms / 1000)
             self.election_deadline = min(self.election_deadline, soon)

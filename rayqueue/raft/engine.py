@@ -89,7 +89,7 @@ class Done(Struct, frozen=True):
 
 
 class Ready(Struct):
-    """What one step wants from the outside world. See the module's text for the order."""
+    """The wishes of one step to the outside world. See the module's text for the order."""
 
     early: list[tuple[ReplicaId, Message]] = []
     late: list[tuple[ReplicaId, Message]] = []
@@ -142,11 +142,11 @@ class RaftEngine(ReplicatedLog):
 
     @property
     def next_index(self) -> Index:
-        """What the next proposal becomes, if this replica leads."""
+        """The index that the next proposal gets, if this replica leads."""
         return Index(self.store.last_index + len(self._proposals) + 1)
 
     def match_of(self, peer: ReplicaId) -> Index:
-        """How far a follower's log is known to match, on the leader."""
+        """The index up to which a follower's log is known to match, on the leader."""
         return self._leading().progress[peer].match
 
     @property
@@ -552,8 +552,8 @@ class RaftEngine(ReplicatedLog):
 
     @property
     def _may_apply(self) -> Index:
-        """What came from others is applied once it is durable here: until then a full disk may give it up again.
-        So is all in a group of one. Else nothing of a leader's own is committed before its own sync."""
+        """The last index to apply. Entries of others wait until they are durable here: a full disk may give them up
+        until then. So do all in a group of one. Else nothing of a leader's own is committed before its own sync."""
         leadership = self._leadership
         if leadership is not None and self._durable >= leadership.inherited and not self._only_voter:
             return self.commit

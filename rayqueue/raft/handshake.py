@@ -91,7 +91,7 @@ class Reason(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Who a replica says it is. ``incarnation`` is drawn once per process: a new one means a restart."""
+    """A replica's name and address, as it says. ``incarnation`` is drawn once per process: new after a restart."""
 
     replica_id: ReplicaId
     group_id: GroupId
@@ -109,7 +109,7 @@ class Identity:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """What a dialer said, proven.
+    """A dialer's claim, proven.
 
     ``attempt`` counts its dials, so that a newer one is known from an
     older. ``last_seen`` is the id of the last connection it had with us.
@@ -126,7 +126,7 @@ def check_secret(secret: bytes) -> None:
 
 
 class _Side:
-    """What both ends share: taking messages out of a stream, and the key."""
+    """The part that both ends share: taking messages out of a stream, and the key."""
 
     def __init__(self, me: Identity, secret: bytes, nonce: bytes, binding: bytes, speaks: Versions) -> None:
         check_secret(secret)
@@ -203,7 +203,7 @@ class Dialer(_Side):
 
     @property
     def peer(self) -> Identity:
-        """Who answered. Proven only when ``done``."""
+        """The replica that answered. Proven only when ``done``."""
         if self._peer is None:
             raise HandshakeError("nobody has answered yet")
         return self._peer

@@ -121,8 +121,8 @@ class Leadership:
             progress.look(now, self._store.last_index)
 
     def silent_s(self, peer: ReplicaId, now: float) -> float:
-        """How long ago the last question was asked that it has answered. When the answer was read says nothing: it may
-        have waited while this leader was paused, and who gave it died."""
+        """The time since the last question was asked that it has answered. When the answer was read says nothing: it
+        may have waited while this leader was paused, and who gave it died."""
         acked = self.progress[peer].acked_round
         return now - max((begun for round_, begun in self._heartbeats if round_ <= acked), default=float("-inf"))
 
@@ -181,7 +181,7 @@ class Leadership:
                 return
 
     def _next_entries(self, progress: Progress) -> tuple[Entry, ...]:
-        """What the follower can take next; nothing if its disk has no room for it."""
+        """The entries that the follower can take next; none if its disk has no room for them."""
         if not progress.full:
             return tuple(self._store.entries(progress.next, self._settings.append_batch_bytes))
         entries = tuple(self._store.entries(progress.next, self._store.small_bytes))

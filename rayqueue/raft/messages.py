@@ -88,7 +88,7 @@ class TimeoutNow(Struct, frozen=True, gc=False):
 
 
 class Inquiry(Struct, frozen=True, gc=False):
-    """How far are you? From a replica whose store may be an older copy of itself (``rayqueue.raft.doubt``)."""
+    """A question for the end of a log. The asker's store may be an older copy of itself (``rayqueue.raft.doubt``)."""
 
     term: Term
     nonce: int

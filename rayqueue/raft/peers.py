@@ -56,7 +56,7 @@ class Standing:
 
 
 def verdict(claim: Claim, me: ReplicaId, standing: Standing | None, crossing_incarnation: bytes | None) -> Verdict:
-    """What to do with a dialer that has proven its claim. ``crossing_incarnation``: the peer process to which our own
+    """The verdict on a dialer that has proven its claim. ``crossing_incarnation``: the peer process to which our own
     dial has sent its proof and waits for the welcome, if there is one."""
     peer = claim.peer
     if standing is not None:
@@ -127,7 +127,7 @@ class Peer(Generic[ConnectionT]):
             self.next_dial_at = now
 
     def next_address(self) -> Address | None:
-        """Where to dial now. With two candidates they take turns: either may be out of date."""
+        """The address to dial now. With two candidates they take turns: either may be out of date."""
         if self.named is None:
             return None
         candidates = [self.named] if self.learned in (None, self.named) else [self.learned, self.named]

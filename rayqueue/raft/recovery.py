@@ -30,7 +30,7 @@ from rayqueue.records.checksum import entry_crc
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """How far a replica has come, by its own disk."""
+    """The progress of a replica, by its own disk."""
 
     members: ReplicaSet
     term: Term
@@ -53,7 +53,7 @@ def members_of(store: LogStore) -> ReplicaSet:
 
 
 def wire_name(group_id: GroupId, epoch: int) -> GroupId:
-    """What its replicas call the group when they meet."""
+    """The name by which the group's replicas call it when they meet."""
     return group_id if epoch == 0 else GroupId(f"{group_id}!{epoch}")
 
 

@@ -162,7 +162,7 @@ class ReplicatedLog(WaryElections):
         return ReplicaSet(frozenset())
 
     def _membership(self) -> Membership:
-        """Who may decide: the newest committed membership, or one that comes after it."""
+        """The voters that may decide: of the newest committed membership, or of one that comes after it."""
         voters: set[ReplicaId] = set()
         for key, row in self.store.scan(MEMBERS, reverse=True):
             voters |= ReplicaSet.decode(row).voters

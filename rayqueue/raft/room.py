@@ -23,7 +23,7 @@ from rayqueue.raft.replica_set import ReplicaSet
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """What a leader knows of its group's disks."""
+    """A leader's knowledge of its group's disks."""
 
     me: ReplicaId
     replica_set: ReplicaSet
@@ -42,7 +42,7 @@ def majority_has_room(replica_set: ReplicaSet, full: Set[ReplicaId]) -> bool:
 
 
 def heir(picture: Picture) -> ReplicaId | None:
-    """Who should lead instead; None if the leader should go on."""
+    """The replica that should lead instead; None if the leader should go on."""
     replica_set, match = picture.replica_set, picture.match
     others = sorted(peer for peer in match if peer in replica_set.voters)
     if majority_has_room(replica_set, picture.full):

@@ -43,10 +43,10 @@ class Transport(Protocol):
 
     @property
     def address(self) -> tuple[str, int]:
-        """Where this replica listens."""
+        """The address at which this replica listens."""
 
     def set_peers(self, addresses: Mapping[ReplicaId, tuple[str, int]]) -> None:
-        """Who to keep connections with, and where. Peers not named any more are dropped."""
+        """Keep connections with these replicas, at these addresses. Peers not named any more are dropped."""
 
     def send(self, peer: ReplicaId, message: Message) -> bool:
         """Queue a message. False if it was dropped: no connection, or its queue is full."""

@@ -280,7 +280,7 @@ class FrameReader:
         return self._buffer.size_bytes
 
     def space(self) -> memoryview:
-        """Where the next bytes go. Never empty."""
+        """The memory for the next bytes. Never empty."""
         unread = self._buffer.unread
         if len(unread) < _LENGTH_BYTES:
             return self._buffer.space(_HEAD)

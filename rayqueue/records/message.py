@@ -49,7 +49,7 @@ _PADDING = tuple(bytes(size) for size in range(8))
 
 
 class BinaryColumn(NamedTuple):
-    """Where the buffers of a binary or utf8 column are, as slices of the message."""
+    """The buffers of a binary or utf8 column, as slices of the message."""
 
     nulls: int
     validity: slice
@@ -65,7 +65,7 @@ class HeaderColumn(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """Where everything is in one message."""
+    """The layout of one message: its columns."""
 
     timestamps: slice
     keys: BinaryColumn | None

@@ -50,7 +50,7 @@ class Carrier:
         return list(unfinished(view.commits, time.time_ns() // 1_000_000, AFTER_MS))[:_AT_ONCE]
 
     async def carry(self, commits: list[CommitRow], view: ClusterView) -> None:
-        """What fails is tried again at another look."""
+        """Carry these decisions to their partitions. One that fails is tried again at another look."""
         partitions = {part.group_id: part for info in view.topics.values() for part in info.partitions}
         waiting: dict[str, list[CommitRow]] = {}
         for row in commits:

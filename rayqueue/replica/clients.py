@@ -215,7 +215,7 @@ class Clients:
         return ClientStats(len(self._clients), self._refused, self._hung_up)
 
     def new_turn(self) -> bool:
-        """What came is being dealt with, so as much may come again. Answers whether anything came."""
+        """A turn begins: as much may come again as did. Answers whether anything came."""
         stirred, self.stirred = self.stirred, False
         self._budget_bytes = self._settings.turn_read_bytes
         return stirred
@@ -273,7 +273,7 @@ class Clients:
         self.send(number, Kind.FAILED, request, (encode_failure(error),))
 
     def _hang_up(self, number: int, error: Exception) -> None:
-        """What this client asked for could not be understood in a way that nobody foresaw."""
+        """Close a client's connection: its request failed in a way that nobody foresaw."""
         client = self._clients.get(number)
         if client is None:
             return

@@ -119,15 +119,15 @@ class CoordinatorService(Service):
         return self._coordinator.leading
 
     def set_brokers(self, alive: Sequence[AliveBroker]) -> None:
-        """Who can take replicas from now on."""
+        """Set the brokers that can take replicas from now on."""
         self._coordinator.set_brokers(time.monotonic(), alive)
 
     def tell_seen(self, seen: Seen) -> None:
-        """What the keeper has seen, for whoever asks how things are."""
+        """Note the keeper's observations, for whoever asks how things are."""
         self._coordinator.seen = seen
 
     def ask(self, call: CoordinatorCall, reply: Callable[[Any], None]) -> None:
-        """What a client would ask, by somebody in the same process."""
+        """A client's call, by somebody in the same process."""
         self._coordinator.handle(time.monotonic(), 0, call, reply)
 
     # -- Service -----------------------------------------------------------------------------

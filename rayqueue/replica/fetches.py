@@ -48,7 +48,7 @@ class _Fetch:
     """The disk shows less than is applied."""
 
     def continues(self) -> list[Cursor]:
-        """Where to continue, as whoever asks has named the lanes."""
+        """The cursors to continue at, as whoever asks has named the lanes."""
         return [Cursor(self.lane if lane == ANY_LANE else lane, offset) for lane, offset in self.cursors]
 
     @property

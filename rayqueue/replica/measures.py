@@ -15,7 +15,7 @@ from rayqueue.replica.status import Status
 
 @dataclass(frozen=True, slots=True)
 class PartitionMeasures:
-    """What only a partition has."""
+    """Measures that only a partition has."""
 
     appended_records: int
     """Applied since the process began, by whomever it was led."""
@@ -56,7 +56,7 @@ class Measures:
 
 
 class SyncTimes:
-    """How often the disk was written to, and how long that took."""
+    """The number of syncs of the disk, and how long they took."""
 
     __slots__ = ("count", "longest_s", "total_s")
 

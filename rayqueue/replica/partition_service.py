@@ -291,7 +291,7 @@ class PartitionService(Service):
 
 
 def _told(result: Any) -> Any:
-    """What applying a command answered, as a client is told."""
+    """The answer of applying a command, as a client is told."""
     match result:
         case Committed():
             return result.position()

@@ -77,7 +77,7 @@ _FRAME_SLACK_BYTES = 64 * 1024
 
 @dataclass(slots=True)
 class _Due:
-    """What waits for a point of this turn or the next one, and when turns have other things to do."""
+    """Work that waits for a point of this turn or the next one, and when turns have other things to do."""
 
     to_confirm: list[Answer] = field(default_factory=list)
     """Once a majority has confirmed the leader."""
@@ -152,7 +152,7 @@ class Replica(Generic[ServiceT]):
 
     @property
     def token(self) -> bytes:
-        """What clients prove that they hold."""
+        """The token that clients prove to hold."""
         return self.clients.token
 
     def command(self, payload: bytes, answer: Answer) -> None:
@@ -173,7 +173,7 @@ class Replica(Generic[ServiceT]):
         self._ask(lambda pending: self.engine.transfer_leadership(target, time.monotonic(), pending), answer)
 
     def set_peers(self, addresses: Mapping[ReplicaId, tuple[str, int]]) -> None:
-        """Where the others listen. Who belongs to the group is said in its log, not here."""
+        """Set the addresses of the others. Who belongs to the group is said in its log, not here."""
         peers = {peer: address for peer, address in addresses.items() if peer != self._store.replica_id}
         self.run(lambda: self._transport.set_peers(peers))
 
@@ -201,7 +201,7 @@ class Replica(Generic[ServiceT]):
 
     @contextmanager
     def snapshot(self) -> Iterator[Snapshot]:
-        """What is on disk. If damage is met, the engine's thread is told before the caller is."""
+        """The state on disk. If damage is met, the engine's thread is told before the caller is."""
         try:
             with self._store.snapshot() as snapshot:
                 yield snapshot
@@ -314,7 +314,7 @@ class Replica(Generic[ServiceT]):
         return NotLeaderError(f"{self._store.replica_id} does not lead; {hint}", leader=leader)
 
     def client_status(self) -> ReplicaStatus:
-        """What clients are told: who leads, as it is now; the size as of the last second."""
+        """The status for clients: who leads, as it is now; the size as of the last second."""
         engine, board = self.engine, self._board
         bounds = self.service.bounds()
         return ReplicaStatus(self.replica_id, board.role, engine.leader, engine.term, *bounds, board.status.size_bytes)
@@ -355,7 +355,7 @@ class Replica(Generic[ServiceT]):
             self._maintain(now)
 
     def _patience_s(self) -> float:
-        """How long the thread may sleep if nothing happens."""
+        """The time that the thread may sleep if nothing happens."""
         engine = self.engine
         if engine.busy or self._inbox:
             return 0.0

@@ -33,7 +33,7 @@ _ROW_BYTES = 16
 
 
 class Scrubber:
-    """Where a pass is. The log may be trimmed and may grow meanwhile: what is new is read by the next pass."""
+    """A pass over the log. It may be trimmed and may grow meanwhile: what is new is read by the next pass."""
 
     def __init__(self, tables: Sequence[Table]) -> None:
         self._tables = tables

@@ -92,7 +92,7 @@ class Settling:
                 self._propose(stage_acks_command(self._now_ms(), producer_id, epoch, worker, token, jobs), reply)
 
     def open_for(self) -> tuple[int, int]:
-        """How many are open, and for how many ms the oldest is."""
+        """The number of open transactions, and the age of the oldest in ms."""
         opened = self._partition.transactions
         now_ms = max(self._now_ms(), self._partition.clock.now_ms)
         return len(opened), max([now_ms - each.opened_ms for each in opened], default=0)
@@ -112,7 +112,7 @@ class Settling:
     # -- what nobody ends ---------------------------------------------------------------------
 
     def questions(self) -> tuple[OpenFor, ...]:
-        """What to ask the coordinator now. Nothing, unless this replica leads."""
+        """The questions for the coordinator now. None, unless this replica leads."""
         if not self._replica.engine.is_leader or not len(self._partition.transactions):
             self._asked_s.clear()
             return ()
@@ -141,7 +141,7 @@ class Settling:
 
 
 def _told(result: Any) -> Any:
-    """What applying a command answered, as a client is told."""
+    """The answer of applying a command, as a client is told."""
     match result:
         case Staged():
             return None

@@ -82,7 +82,7 @@ def open_replica(
     epoch: int = 0,
     alone: bool = False,
 ) -> tuple[LmdbStore, TcpTransport]:
-    """What a ``Replica`` of any kind runs on: its data at ``path``, with the tables of its state machine, and a free
+    """The base of a ``Replica`` of any kind: its data at ``path``, with the tables of its state machine, and a free
     port of ``host``. They are its own.
 
     ``epoch``: the group's, as far as the caller knows. Data from before it is refused (``StoreAbandonedError``), or

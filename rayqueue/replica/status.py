@@ -9,7 +9,7 @@ from rayqueue.ids import GroupId, Index, Offset, ReplicaId, Term
 
 @dataclass(frozen=True, slots=True)
 class Scrubbed:
-    """How far the scrub (``rayqueue.replica.scrub``) has come since the process began."""
+    """The scrub's progress (``rayqueue.replica.scrub``) since the process began."""
 
     bytes: int = 0
     """In all passes."""

@@ -187,7 +187,7 @@ def _written(kind: DataType, null: bool, name: str) -> Any:
 
 
 def decoder(schema: str, kept: list[str], whole: StructType) -> Callable[[Iterator[Any]], Iterator[Any]]:
-    """What replaces ``value`` in Arrow batches by the fields of its records."""
+    """A function on Arrow batches that replaces ``value`` by the fields of its records."""
     _need_fastavro()
     inside = whole.names[len(kept) :]
     form = avro(_stored(json.loads(schema)))
@@ -214,7 +214,7 @@ def decoder(schema: str, kept: list[str], whole: StructType) -> Callable[[Iterat
 
 
 def encoder(columns: StructType, key: str | None) -> Callable[[Iterator[Any]], Iterator[Any]]:
-    """What packs the rows of Arrow batches into ``value``, and one column into ``key`` too."""
+    """A function on Arrow batches that packs the rows into ``value``, and one column into ``key`` too."""
     _need_fastavro()
     schema = avro_schema(columns)
 

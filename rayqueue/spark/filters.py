@@ -31,7 +31,7 @@ _NEVER_NULL = {"topic", "partition", "offset", "timestamp", "lane", "headers"}
 
 @dataclass(slots=True)
 class Wanted:
-    """What the pushed filters leave."""
+    """The ranges that the pushed filters leave."""
 
     topics: frozenset[str] | None = None
     partitions: frozenset[int] | None = None

@@ -23,13 +23,13 @@ from rayqueue.spark.worker import connected
 
 @dataclass
 class RangePartition(InputPartition):
-    """What one task reads."""
+    """The range of one task."""
 
     range: Range
 
 
 def read_range(options: ReadOptions, partition: InputPartition, schema: Any) -> Iterator[Any]:
-    """What one task reads, in Spark's Arrow types."""
+    """The records of one task, in Spark's Arrow types."""
     if isinstance(partition, RangePartition):  # Spark makes one of its own if there is nothing to read
         for batch in read(connected(options.where), partition.range, tuple(schema.names), options.scan):
             try:

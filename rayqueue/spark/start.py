@@ -108,7 +108,7 @@ def stop(spark: SparkSession) -> None:
 
 
 def engine_of(spark: SparkSession) -> Spark:
-    """What runs this session."""
+    """The engine that runs this session."""
     return Spark(spark.conf.get(_ENGINE, "unknown") or "unknown", spark.conf.get(_REASON, "") or "")
 
 
@@ -118,7 +118,7 @@ def register(spark: SparkSession, rq: RayQueue) -> None:
 
 
 def settings(configs: Mapping[str, str] | None = None) -> dict[str, str]:
-    """What a session must be made with for format "rayqueue" to work, and ``configs`` over it."""
+    """The settings that a session needs for format "rayqueue", and ``configs`` over them."""
     return {
         "spark.driver.extraJavaOptions": JAVA_OPTIONS,
         "spark.executor.extraJavaOptions": JAVA_OPTIONS,

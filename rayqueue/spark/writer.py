@@ -39,7 +39,7 @@ _BATCH_ID = "streaming.sql.batchId"
 
 @dataclass
 class Done(WriterCommitMessage):
-    """What one task has written."""
+    """The report of one task."""
 
     written: Written = field(default_factory=Written)
     query: str | None = None
@@ -49,7 +49,7 @@ class Done(WriterCommitMessage):
 
 
 def _write(options: WriteOptions, job: Job, batches: Iterable[Any]) -> Done:
-    """What a task does, of either writer."""
+    """The work of one task, of either writer."""
     context = TaskContext.get()
     number = 0 if context is None else context.partitionId()
     return Done(job.write(connected(options.where), batches, number), _told(context, _QUERY_ID), job.name)

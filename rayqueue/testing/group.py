@@ -39,7 +39,7 @@ _ANSWER_S = 2.0
 
 
 def wait_for(condition: Callable[[], _T | None], what: str, timeout_s: float = 10.0) -> _T:
-    """What ``condition`` returns, once that is something. ``TimeoutError`` names ``what``.
+    """The result of ``condition``, once that is something. ``TimeoutError`` names ``what``.
 
     None, False and whatever is empty (a list of records that have not come yet) are nothing; a number is something, 0
     too.
@@ -153,7 +153,7 @@ class ProcessGroup:
         return found
 
     def leader(self, timeout_s: float = 10.0) -> ReplicaId:
-        """Who leads the newest term, once somebody does."""
+        """The leader of the newest term, once there is one."""
         return wait_for(self._find_leader, "a leader", timeout_s)
 
     def _find_leader(self) -> ReplicaId | None:
@@ -161,14 +161,14 @@ class ProcessGroup:
         return max(leading, key=lambda status: status.term).replica_id if leading else None
 
     def endpoint(self, replica_id: ReplicaId) -> Endpoint:
-        """Where clients reach this replica, and what lets them in."""
+        """The endpoint at which clients reach this replica, with the token that lets them in."""
         return msgspec.convert(self._processes[replica_id].ask("endpoint"), Endpoint)
 
     def usage(self, replica_id: ReplicaId) -> Usage:
         return msgspec.convert(self._processes[replica_id].ask("usage"), Usage)
 
     def setup_report(self, replica_id: ReplicaId) -> Any:
-        """What the function that ``setup`` returned says now."""
+        """The report of the function that ``setup`` returned, as of now."""
         return self._processes[replica_id].ask("setup_report")
 
     def wait_for_offset(self, offset: int, *replica_ids: ReplicaId, timeout_s: float = 15.0) -> None:

@@ -20,7 +20,7 @@ from rayqueue.records.header import pack_header
 
 @dataclass(frozen=True, slots=True)
 class LoadReport:
-    """What happened while ``batches`` were appended, seen from the client."""
+    """The course of appending ``batches``, seen from the client."""
 
     batches: int
     records: int

@@ -200,7 +200,7 @@ class _Queue:
 
 
 class _Connections:
-    """What a handle needs of ``rayqueue.client.shared.SharedConnections``."""
+    """The part of ``rayqueue.client.shared.SharedConnections`` that a handle needs."""
 
     def __init__(self, queue: _Queue, settings: Settings) -> None:
         self._queue = queue

@@ -54,7 +54,7 @@ def _answered(partition: MemoryPartition, asked: tuple[OpenFor, ...], fates: Any
 
 
 def with_secret(settings: Settings) -> Settings:
-    """What the coordinator seals with stays in this process."""
+    """The settings with a secret, with which the coordinator seals. It stays in this process."""
     if settings.transport.secret is not None:
         return settings
     transport = settings.transport.model_copy(update={"secret": SecretStr(secrets.token_hex(16))})
@@ -136,7 +136,7 @@ class MemoryCluster(ClusterDirectory):
             self._change(ReplicasRemoved(tuple((key.group_id, key.replica_id) for key in self.machine.doomed)))
 
     def settle_transactions(self) -> None:
-        """What partitions ask of the coordinator, and it of them, about transactions that nobody ends."""
+        """Let partitions and the coordinator ask each other about transactions that nobody ends."""
         for group_id, partition in self._partitions.items():
             asked = partition.settling.questions()
             if asked:

@@ -49,7 +49,7 @@ _ports = count(1)
 
 @dataclass(slots=True)
 class Fault:
-    """What happens to the next requests of one kind."""
+    """A fault: of the next requests of one kind."""
 
     request: Request
     error: RayQueueError
@@ -368,14 +368,14 @@ class MemoryPartition(MemoryGroup):
             self.commit(configure_command(settings))
 
     def apply_retention(self) -> None:
-        """What a leader does about once per second."""
+        """Apply retention, as a leader does about once per second."""
         trim = self.partition.retention_command(_now_ms())
         if trim is not None:
             self.commit(trim)
 
 
 class _Connection(asyncio.Transport):
-    """What a channel writes to, and a group answers by. Bytes arrive in the next round of the loop, in order."""
+    """The connection that a channel writes to. Bytes arrive in the next round of the loop, in order."""
 
     def __init__(self, group: MemoryGroup, channel: Channel, number: int) -> None:
         super().__init__()

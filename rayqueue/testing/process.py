@@ -68,7 +68,7 @@ class Process:
 
     @property
     def crash(self) -> str | None:
-        """What the process left in its log, if it ended though nobody killed it."""
+        """The end of the process's log, if it ended though nobody killed it."""
         code = self._popen.poll()
         if code is None or self.killed:
             return None
