@@ -8,8 +8,11 @@
     python -m tests.sim.campaign --world jobs --schedules 1000
     python -m tests.sim.campaign --world transactions --schedules 1000
 
-Ends with one JSON line: schedules, acked, lost, stuck, seconds. Exit code 1 if
-any schedule failed; each failing seed prints the command that replays it.
+Ends with one JSON line: schedules, acked, lost, stuck, error, snapshots,
+seconds. Exit code 1 if any schedule failed; each failing seed prints the command
+that replays it. ``error`` counts schedules that ended in an exception: they say
+nothing about the invariants, and its traceback shows whether the simulator or
+the code under it has the bug.
 """
 
 from __future__ import annotations
@@ -54,7 +57,7 @@ class Result:
     acked: int
     snapshots: int
     kind: str | None
-    """None, ``lost`` (safety), ``stuck`` (liveness)."""
+    """None, ``lost`` (safety), ``stuck`` (liveness), ``error`` (no invariant: an exception that nothing foresees)."""
     text: str
 
 
@@ -65,8 +68,7 @@ def run_seed(seed: int, world: str = "partition") -> Result:
     except BrokenError as broken:
         return Result(seed, 0, 0, broken.invariant.kind, str(broken))
     except Exception:  # noqa: BLE001
-        # A bug of the simulator, or a replica that ended in a way that it should not even know.
-        return Result(seed, 0, 0, "lost", traceback.format_exc())
+        return Result(seed, 0, 0, "error", traceback.format_exc())
     return Result(seed, outcome.acked, outcome.snapshots, None, "")
 
 
@@ -101,7 +103,7 @@ def main() -> int:
 
     console = Console(stderr=True)
     started = time.monotonic()
-    counts = {"lost": 0, "stuck": 0}
+    counts = {"lost": 0, "stuck": 0, "error": 0}
     acked = snapshots = 0
     columns = (TextColumn("schedules"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[state]}"))
     with Progress(*columns, TimeRemainingColumn(), console=console) as progress:
@@ -113,7 +115,7 @@ def main() -> int:
                 counts[result.kind] += 1
                 console.print(f"[red]seed {result.seed} {result.kind}:[/] {result.text}")
                 console.print(f"  replay: [bold]{replay_command(result.seed, arguments.world)}[/]")
-            state = f"acked {acked}  lost {counts['lost']}  stuck {counts['stuck']}"
+            state = "  ".join(f"{kind} {count}" for kind, count in {"acked": acked, **counts}.items())
             progress.update(task, advance=1, state=state)
     seconds = round(time.monotonic() - started, 1)
     figures = {"schedules": arguments.schedules, "acked": acked, **counts, "snapshots": snapshots, "seconds": seconds}
