@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from rayqueue.errors import ChangeInProgressError
 from rayqueue.net.interfaces import Routes
 from rayqueue.protocol.calls import (
     BeginRebalance,
@@ -175,6 +176,10 @@ def _leader_moves(
 
 
 async def begin(routes: Routes, wanted: RebalancePlan) -> ClusterInfo:
+    """``ChangeInProgressError`` at once if another one is under way: to repeat the call would not end that."""
+    info: ClusterInfo = await routes.coordinator.call(DescribeCluster())
+    if info.rebalance is not None:
+        raise ChangeInProgressError("a rebalance is under way already; stop it, or wait for its end")
     moves = tuple(RebalanceMove(each.group_id, each.remove, each.target, each.size_bytes) for each in wanted.moves)
     return await routes.coordinator.call(BeginRebalance(moves=moves), idempotent=False)  # type: ignore[no-any-return]
 
