@@ -119,6 +119,20 @@ def test_settings_of_a_new_topic(call: Callable[..., Any]) -> None:
         assert f"{name}: {setting.doc}" in inspect.getdoc(call)  # type: ignore[operator]
 
 
+@pytest.mark.parametrize("call", [RayQueue.queue, RayQueue.queue_async])
+def test_settings_of_a_queue(call: Callable[..., Any]) -> None:
+    """All but those that are a log's, each as a topic has it."""
+    options = options_of(call)
+    settings = declared(TopicSettings)
+    assert options.keys() - settings.keys() == {"model", "key_model", "result_model", "create"}
+    of_logs = {"queue", "prefer_leader", "retention_ms", "retention_bytes", "retention_consumed"}
+    assert settings.keys() - options.keys() == of_logs
+    for name in options.keys() & settings.keys():
+        setting = settings[name]
+        assert options[name].default == setting.default
+        assert type_of(call, options[name].annotation) == (setting.kind | None if setting.optional else setting.kind)
+
+
 @pytest.mark.parametrize("call", [RayQueue.alter_topic, RayQueue.alter_topic_async])
 def test_settings_of_a_topic_that_can_change(call: Callable[..., Any]) -> None:
     options = options_of(call)
