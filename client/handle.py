@@ -266,8 +266,7 @@ class RayQueue(Factories, Twin):
     @blocking
     async def transactions(self) -> list[TransactionInfo]:
         """All transactional ids, and what each has open: since when, whose, and in which partitions."""
-        shared = await self._connection()
-        return await in_io(shared.io, list_transactions(shared.routes))
+        return await self._admin(lambda admin: list_transactions(admin.routes))
 
     transactions_async = awaiting(transactions)
 
@@ -277,10 +276,8 @@ class RayQueue(Factories, Twin):
 
         False if that had ended already. ``UnknownTransactionError`` if there is no such id.
         """
-        shared = await self._connection()
-        return await in_io(
-            shared.io, abort_transaction(shared.routes, check_text("transactional_id", transactional_id))
-        )
+        given = check_text("transactional_id", transactional_id)
+        return await self._admin(lambda admin: abort_transaction(admin.routes, given))
 
     abort_transaction_async = awaiting(abort_transaction)
 
