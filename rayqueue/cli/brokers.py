@@ -192,7 +192,7 @@ def transfer_leader(
 def join_status(
     address: Address = None, data_dir: DataDir = None, namespace: Namespace = None, as_json: AsJson = False
 ) -> None:
-    """List the brokers that have joined, and the replicas that are on their way to each."""
+    """Brokers that have joined, and replicas on their way to them."""
     with connected(address, data_dir, namespace) as rq:
         found = rq.join_status()
     if as_json:

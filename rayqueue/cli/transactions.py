@@ -26,7 +26,7 @@ def list_transactions(
     namespace: Namespace = None,
     as_json: AsJson = False,
 ) -> None:
-    """List open transactions: since when, whose, and in which partitions."""
+    """Open transactions: since when, whose, and in which partitions."""
     with connected(address, data_dir, namespace) as rq:
         found = [each for each in rq.transactions() if everything or each.state != "idle"]
     if as_json:

@@ -39,7 +39,10 @@ def shown(*words: str) -> str:
     return runner.invoke(app, ["transactions", *words], catch_exceptions=False).output
 
 
-def test_ids_are_listed_and_what_is_open_is_aborted(rq: memory.MemoryQueue) -> None:
+def test_ids_are_listed_and_what_is_open_is_aborted(rq: memory.MemoryQueue, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(
+        "COLUMNS", "200"
+    )  # an id is broken over two lines where it must be: the process's number may be long
     assert "No transaction is open" in shown("list")
     assert "There is no transactional id" in shown("list", "--all")
     tx = rq.producer(transactional_id="billing-1").transaction()
