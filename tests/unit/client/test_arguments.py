@@ -22,7 +22,7 @@ from rayqueue.client.consumer.consumer import Consumer
 from rayqueue.client.handle import RayQueue
 from rayqueue.client.producer.delivery import Deliveries, Delivery, Outcome
 from rayqueue.client.producer.producer import Producer
-from rayqueue.client.producer.topic import TopicProducer
+from rayqueue.client.producer.topic import Topic, TopicProducer
 from rayqueue.config import Settings
 from rayqueue.errors import ConfigError, InvalidInputError
 
@@ -35,6 +35,7 @@ CONSUMER: Any = object.__new__(Consumer)
 PRODUCER: Any = object.__new__(Producer)
 OF_TOPIC: Any = TopicProducer(PRODUCER, "orders")
 QUEUE: Any = RayQueue(Settings(), "nowhere")
+TOPIC: Any = Topic(QUEUE, "orders", "json")
 DELIVERY: Any = Delivery(Outcome("orders", 0, [1]), 0)
 MANY: Any = Deliveries([])
 CONNECT: Any = connect
@@ -57,6 +58,10 @@ MAKE_CONSUMER: Any = Consumer
         (lambda: PRODUCER.close(0.5), "did you mean timeout_ms=500?"),
         (lambda: asyncio.run(PRODUCER.flush_async(timeout=3)), "did you mean timeout_ms?"),
         (lambda: PRODUCER.send("orders", b"x", keys=b"k"), "send has no option 'keys'; did you mean key?"),
+        (lambda: TOPIC.producer(linger=5), "Topic.producer has no option 'linger'; did you mean linger_ms?"),
+        (lambda: TOPIC.producer(value_serializer="str"), "Topic.producer has no option 'value_serializer'"),
+        (lambda: asyncio.run(TOPIC.consumer_async("g", fetch_bites=5)), "did you mean fetch_bytes?"),
+        (lambda: TOPIC.consumer("g", "h"), "Topic.consumer takes 'h' by name only"),
         (lambda: PRODUCER.send_many("orders", [b"x"], key=[b"k"]), "did you mean keys?"),
         (lambda: OF_TOPIC.send(b"x", b"k"), "TopicProducer.send takes b'k' by name only; there are value, key"),
         (
