@@ -14,7 +14,7 @@ export RAY_USAGE_STATS_ENABLED := 0
 
 help:
 	@echo "make demo                      set up, then show that a killed leader loses nothing"
-	@echo "make quick                     lint, types, import rules and the fast unit tests: about a minute, for people at work"
+	@echo "make quick                     lint, types, import rules and the fast unit tests: one to two minutes on two cores, for people at work"
 	@echo "make test                      set up, then lint, types, import rules and tests"
 	@echo "make sim SCHEDULES=n SEED=s    n seeded fault schedules of the simulator; WORLD=losses: of two lost disks at a time; cluster: of the coordinator; applications: of whole clients; jobs: of work queues; transactions: of transactions"
 	@echo "make fuzz INPUTS=n SEED=s      n wrong inputs for every decoder of others' bytes, then for a live replica"
@@ -34,7 +34,7 @@ setup:
 demo: setup
 	@$(PYTHON) -m rayqueue.cli demo
 
-# The parts of `make test` that answer in about a minute. What is slow is marked so by what `--durations` says.
+# The parts of `make test` that answer while one waits. What is slow is marked so by what `--durations` says.
 quick: lint types imports
 	$(PYTHON) -m pytest tests/unit -m "not slow" -n $(WORKERS) -q
 	@echo "make quick: all passed; make test runs the rest"

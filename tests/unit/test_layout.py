@@ -70,6 +70,7 @@ print(code, *heavy & set(sys.modules), file=sys.stderr)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "arguments", [["--version"], ["--help"], ["topics", "create", "--help"], ["consume", "--help"]]
 )
@@ -88,6 +89,7 @@ print(*(name for name in sys.modules if name.startswith(parts) and name != "rayq
 """
 
 
+@pytest.mark.slow
 def test_a_client_loads_no_replica() -> None:
     """Ray loads an actor's class wherever somebody gets a handle of it, and the classes of its answers."""
     done = run(sys.executable, "-c", _CLIENT)
@@ -179,6 +181,7 @@ def banned(line: str, file: str) -> bool:
     return "TID251" in done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("file", ["rayqueue/x.py", "actors/x.py", "client/x.py", "tests/unit/x.py", "benchmarks/x.py"])
 def test_ban_on_the_second_names_fires_everywhere(file: str) -> None:
     for name in LINKED:
@@ -244,6 +247,7 @@ def test_import_rules_fire(tmp_path: Path) -> None:
 # -- prose --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_module_says_what_it_is_by_a_noun() -> None:
     """A docstring that begins with a question word is a riddle."""
     riddles = {"What", "Who", "Where", "How", "When", "Which", "Why", "Whose"}

@@ -125,6 +125,7 @@ def all_at_once(data_dir: Path, names: list[str], machines: Callable[[str], str]
     return [found[name] for name in names]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("locks", [True, False], ids=["one machine", "machines that see no lock of each other"])
 def test_of_nodes_that_start_at_the_same_time_no_two_are_one_broker(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, locks: bool
@@ -215,6 +216,7 @@ def dies(data_dir: Path, name: str, alive: Cluster, step: int) -> bool:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("before", [0, 1, 2], ids=["empty", "one broker", "two brokers"])
 def test_a_node_that_dies_at_any_step_of_its_claim_costs_nobody_a_broker(tmp_path: Path, before: int) -> None:
     names = [f"n{number}" for number in range(before)]

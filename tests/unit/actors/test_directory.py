@@ -60,6 +60,7 @@ asyncio.run(ask())
 """
 
 
+@pytest.mark.slow
 def test_a_ray_that_never_answers_holds_up_neither_calls_nor_the_end_of_the_process() -> None:
     done = subprocess.run([sys.executable, "-c", _SILENT_RAY], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr

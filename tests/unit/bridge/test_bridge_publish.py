@@ -120,6 +120,7 @@ def test_a_batch_without_rows(queue: Any) -> None:
     assert not found(queue)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("inline_bytes", [0, 1_000_000])
 @pytest.mark.parametrize("carried_out", [False, True])
 def test_a_driver_that_dies_at_any_request(inline_bytes: int, carried_out: bool) -> None:

@@ -27,6 +27,7 @@ def queue_of(batches: int) -> Any:
     return queue
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(st.integers(0, 50), st.integers(0, 50), st.sampled_from([1, 1 << 20]))
 def test_reading_a_range_gives_exactly_it(start: int, end: int, fetch_bytes: int) -> None:

@@ -32,6 +32,7 @@ def test_version() -> None:
     assert f"rayqueue {__version__}" in runner.invoke(app, ["version"]).output
 
 
+@pytest.mark.slow
 def test_help_is_whole_on_a_narrow_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither the names of options nor the sentences about commands are cut at 80 columns."""
     monkeypatch.setenv("COLUMNS", "80")

@@ -37,6 +37,7 @@ def shown(*words: str) -> str:
     return runner.invoke(app, list(words), catch_exceptions=False).output
 
 
+@pytest.mark.slow
 def test_jobs_are_put_seen_and_taken(rq: memory.MemoryQueue) -> None:
     assert "There is no queue" in shown("queues", "list")
     told("queues", "create", "emails", "--max-deliveries", "1", "--lanes", "2")
@@ -59,6 +60,7 @@ def test_jobs_are_put_seen_and_taken(rq: memory.MemoryQueue) -> None:
         shown("queues", "peek", "log")
 
 
+@pytest.mark.slow
 def test_dead_letters(rq: memory.MemoryQueue) -> None:
     queue = rq.queue("q", max_deliveries=1)
     assert "no dead letters" in shown("dlq", "list", "q")

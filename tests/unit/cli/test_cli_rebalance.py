@@ -49,6 +49,7 @@ def test_the_plan_is_shown_and_nothing_begins_without_a_yes(rq: memory.MemoryQue
     assert rq.rebalance_progress() is None
 
 
+@pytest.mark.slow
 def test_an_interrupt_stops_it_and_running_it_again_continues(
     rq: memory.MemoryQueue, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -15,6 +15,7 @@ from rayqueue.records import Record
 _HOUR_MS = 3_600_000
 
 
+@pytest.mark.slow
 @given(st.lists(st.binary(max_size=20), max_size=8), st.sampled_from([b"\n", b"\0", b"\r\n", b"--"]), st.data())
 def test_lines_are_cut_at_the_delimiter_wherever_a_read_ends(
     chunks: list[bytes], delimiter: bytes, data: st.DataObject

@@ -114,6 +114,7 @@ embedded.start_embedded_ray()
 """
 
 
+@pytest.mark.slow
 def test_an_exiting_process_ends_its_thread_before_its_ray_and_both_before_the_interpreter() -> None:
     done = subprocess.run([sys.executable, "-c", _EXIT], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.split("\n")[:3] == ["[]", "closed", "True"], done.stdout + done.stderr

@@ -45,6 +45,7 @@ def feed(rq: RayQueue, count: int) -> None:
         )
 
 
+@pytest.mark.slow
 def test_readers_of_committed_records_see_all_or_nothing(rq: RayQueue) -> None:
     producer = rq.producer(transactional_id="t")
     with pytest.raises(ZeroDivisionError), producer.transaction() as tx:  # noqa: PT012
@@ -194,6 +195,7 @@ def processed(run: Processing, records: int) -> Figures:
     return run.figures()
 
 
+@pytest.mark.slow
 def test_an_idle_loop_ends(rq: RayQueue) -> None:
     feed(rq, 3)
     with rq.process("orders", "invoices", lambda record: record.value, group="g", idle_ms=50) as run:
@@ -203,6 +205,7 @@ def test_an_idle_loop_ends(rq: RayQueue) -> None:
 # -- the loop -------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_each_record_is_processed_once(rq: RayQueue) -> None:
     feed(rq, 50)
 
@@ -256,6 +259,7 @@ def test_without_dead_letters_the_error_ends_the_loop(rq: RayQueue) -> None:
     assert values(rq, "invoices", 0) == []
 
 
+@pytest.mark.slow
 def test_a_state_is_committed_with_the_results_and_is_there_again(rq: RayQueue) -> None:
     feed(rq, 20)
 
@@ -276,6 +280,7 @@ def test_a_state_is_committed_with_the_results_and_is_there_again(rq: RayQueue) 
     assert sorted(values(rq, "invoices", 40)) == sorted(wanted), "no count twice, none missing"
 
 
+@pytest.mark.slow
 def test_a_state_topic_stays_short_and_has_all_of_the_state(rq: RayQueue, monkeypatch: pytest.MonkeyPatch) -> None:
     """Changes of five keys, ten keys that never change, and one that goes away; restarted in between."""
     monkeypatch.setattr(state, "SPARE_RECORDS", 20)

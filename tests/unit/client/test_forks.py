@@ -70,6 +70,7 @@ def test_a_producer_accepts_nothing_in_a_child_and_the_parents_goes_on() -> None
     assert cluster.values() == [[b"before", b"after"]]
 
 
+@pytest.mark.slow
 def test_what_was_under_way_is_told_to_the_parent_only(tmp_path: Path) -> None:
     cluster = Cluster(script=[scripted.SILENT] * 100)
     called = tmp_path / "called"
@@ -163,6 +164,7 @@ def test_a_consumer_is_the_parents(tmp_path: Path) -> None:
         place.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("new_loop", [_new_loop, asyncio.new_event_loop], ids=["uvloop", "asyncio"])
 def test_the_parents_sockets_are_heard_whatever_the_child_lets_go_of(
     new_loop: Any, monkeypatch: pytest.MonkeyPatch

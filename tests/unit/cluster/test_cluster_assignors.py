@@ -275,6 +275,7 @@ def test_balanced_is_the_optimum_where_all_want_the_same(situation: tuple[Replic
     assert cost(assign("balanced", members, partitions, previous), had) == cheapest(members, partitions, had)
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(situation=situations(most=40))
 def test_balanced_moves_what_sticky_moves_and_shares_no_worse(

@@ -179,6 +179,7 @@ def test_without_a_broker_nothing_is_made(service: Service) -> None:
     assert isinstance(service.ask(create("u")).answer, NoBrokerError)
 
 
+@pytest.mark.slow
 def test_a_topic_too_large_for_one_entry_is_refused(service: Service) -> None:
     service.coordinator.set_brokers(service.now, [each._replace(broker=each.broker * 60) for each in _alive()])
     settings = TopicSettings(partitions=4_000, replication=7)

@@ -461,6 +461,7 @@ def state_of(machine: ClusterMachine) -> Any:
     return (dict(machine.topics), groups, changed, dict(machine.unmade), dict(machine.doomed), machine.version)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(8))
 def test_restart_and_checkpoint_give_the_same_state(seed: int) -> None:
     rng = Random(seed)

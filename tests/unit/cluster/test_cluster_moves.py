@@ -611,6 +611,7 @@ class World:
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(150))
 def test_whatever_is_lost_every_group_is_whole_in_the_end_and_could_decide_all_the_time(seed: int) -> None:
     world = World(seed)

@@ -114,6 +114,7 @@ def test_from_the_latest_is_from_where_the_first_run_began(queue: Any, first_run
     assert ranges == wanted
 
 
+@pytest.mark.slow
 def test_a_first_run_that_dies_while_it_begins_is_one_that_has_not_begun(queue: Any) -> None:
     """Wherever it dies, the next one reads what came since it began, and nothing of before its own beginning twice."""
     for at in range(1, 30):

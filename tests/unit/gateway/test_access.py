@@ -63,6 +63,7 @@ def test_the_app_has_the_routes_of_the_table_and_public_pages_and_nothing_else(g
     assert {route.path for route in ROUTES if route.public} == {"/healthz", "/readyz"}
 
 
+@pytest.mark.slow
 def test_no_route_answers_without_a_key_that_is_good(guarded: tuple[httpx.Client, dict[str, str]]) -> None:
     rest, keys = guarded
     wrong = keys["all"][:-2] + ("AA" if keys["all"][-2:] != "AA" else "BB")
@@ -74,6 +75,7 @@ def test_no_route_answers_without_a_key_that_is_good(guarded: tuple[httpx.Client
             assert (key or "?") not in answer.text
 
 
+@pytest.mark.slow
 def test_no_route_does_what_a_key_may_not(guarded: tuple[httpx.Client, dict[str, str]], rq: memory.MemoryQueue) -> None:
     rest, keys = guarded
     for route in GUARDED:
@@ -88,6 +90,7 @@ def test_no_route_does_what_a_key_may_not(guarded: tuple[httpx.Client, dict[str,
     assert [each.name for each in rq.topics()] == ["orders"]
 
 
+@pytest.mark.slow
 def test_a_session_is_of_the_key_that_opened_it(
     guarded: tuple[httpx.Client, dict[str, str]], rq: memory.MemoryQueue
 ) -> None:
@@ -156,6 +159,7 @@ def test_whats_the_gateways_own_is_out_of_reach_and_the_audit_can_be_read(
         assert key.split("_", 2)[2] not in text
 
 
+@pytest.mark.slow
 def test_who_is_refused_all_the_time_does_not_fill_the_audit(
     guarded: tuple[httpx.Client, dict[str, str]], rq: memory.MemoryQueue
 ) -> None:
@@ -169,6 +173,7 @@ def test_who_is_refused_all_the_time_does_not_fill_the_audit(
     assert rq.topic(AUDIT).records <= most
 
 
+@pytest.mark.slow
 def test_nobody_is_let_in_while_the_keys_cannot_be_looked_up(
     rq: memory.MemoryQueue, start: Callable[..., Gateway]
 ) -> None:

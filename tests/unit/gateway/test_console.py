@@ -51,6 +51,7 @@ def test_the_page_is_served_with_a_policy_that_lets_it_ask_this_gateway_only(res
         assert "content-security-policy" in asset.headers
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "path", ["nothing", "assets/nothing.js", "%2e%2e/operations.py", "..%2foperations.py", "assets"]
 )

@@ -52,6 +52,7 @@ def closed(made: socket.socket) -> bool:
     return True
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "body",
     [
@@ -98,6 +99,7 @@ def test_depth(text: bytes, depth: int) -> None:
     assert depth_of(text, 100) == depth
 
 
+@pytest.mark.slow
 def test_what_is_too_large_is_refused_packed_or_not(small: Gateway) -> None:
     assert post(small, b"x" * 100_001).status_code == 413
     body = b'{"records":[{"text":"' + b"x" * 90_000 + b'"}]}'
@@ -119,6 +121,7 @@ def test_what_is_too_large_is_refused_packed_or_not(small: Gateway) -> None:
     assert httpx.post(url, content=endless(), headers={"Content-Type": "application/json"}).status_code == 413
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "begun",
     [
@@ -143,6 +146,7 @@ def test_bytes_that_are_no_http_get_no_further(small: Gateway) -> None:
     assert post(small, b'{"records":[{"text":"x"}]}').status_code == 200
 
 
+@pytest.mark.slow
 def test_one_address_has_so_many_connections(small: Gateway) -> None:
     held = [send(small, b"") for _ in range(20)]
     try:
@@ -159,6 +163,7 @@ def test_one_address_has_so_many_connections(small: Gateway) -> None:
             assert time.monotonic() < deadline_s
 
 
+@pytest.mark.slow
 def test_who_asks_too_much_is_told_when_to_come_again(start: Callable[..., Gateway]) -> None:
     gateway = start(requests_per_s=5)
     with httpx.Client(base_url=f"http://127.0.0.1:{gateway.rest_port}") as rest:

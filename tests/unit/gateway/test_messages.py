@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -33,6 +34,7 @@ def decoded(records: list[dict[str, Any]]) -> tuple[Any, Columns]:
     return request.records, columns_of(request.records, request.ByteSize() - pb.AppendRequest(topic="t").ByteSize())
 
 
+@pytest.mark.slow
 @given(st.lists(_RECORDS, max_size=5))
 def test_no_field_of_any_record_is_missed(records: list[dict[str, Any]]) -> None:
     _, made = decoded(records)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import httpx
+import pytest
 
 from rayqueue.config import descriptions
 from rayqueue.gateway.keys import KeyStore
@@ -15,6 +16,7 @@ from rayqueue.gateway.server import Gateway
 from rayqueue.testing import memory, wait_for
 
 
+@pytest.mark.slow
 def test_an_overview_has_what_the_caller_may_see(rq: memory.MemoryQueue, start: Callable[..., Gateway]) -> None:
     rq.create_topic("orders", partitions=2)
     rq.create_topic("secret")
@@ -43,6 +45,7 @@ def test_an_overview_has_what_the_caller_may_see(rq: memory.MemoryQueue, start: 
     assert sum(each["end_offset"] for each in orders["partitions"]) == 10
 
 
+@pytest.mark.slow
 def test_many_who_look_ask_the_cluster_once_a_second(rest: httpx.Client) -> None:
     began_s = time.monotonic()
     looks = {rest.get("/v1/overview").json()["now_ms"] for _ in range(50)}
@@ -71,6 +74,7 @@ def test_a_group_is_behind_in_time_as_its_first_unread_record_says(rest: httpx.C
         assert oldest() == (0, None)
 
 
+@pytest.mark.slow
 def test_a_partition_without_a_leader_hides_no_group(rest: httpx.Client, rq: memory.MemoryQueue) -> None:
     rq.create_topic("orders")
     with rq.consumer("orders", group="g") as consumer:

@@ -45,6 +45,7 @@ def size(jobs: Any) -> tuple[int, int, int, int]:
     return told.ready, told.leased, told.delayed, told.dead
 
 
+@pytest.mark.slow
 def test_put_get_and_ack(jobs: Any) -> None:
     header = common_pb2.Header(name="h", value=b"\xff")
     (made,) = put(jobs, b"a", key=b"k", priority=1, headers=[header])
@@ -118,6 +119,7 @@ def test_a_stream_sends_what_there_is_credit_for(jobs: Any) -> None:
     assert jobs.AckJobs(pb.AckJobsRequest(leases=[each.lease for each in got], **_NAME)).settled == 10
 
 
+@pytest.mark.slow
 def test_a_stream_and_a_call_that_are_cancelled_take_no_job_with_them(jobs: Any) -> None:
     sent: queue.Queue[Any] = queue.Queue()
     sent.put(pb.StreamJobsRequest(open=pb.OpenJobs(credit=3, **_NAME)))
@@ -188,6 +190,7 @@ def test_single_jobs_are_looked_at_and_cancelled(jobs: Any) -> None:
     assert refused(jobs.PeekJobs, pb.PeekJobsRequest(max_jobs=2**32 - 1, **_NAME))[1] == "invalid_input"
 
 
+@pytest.mark.slow
 def test_a_result_is_waited_for_over_either_protocol(jobs: Any, gateway: Gateway) -> None:
     url = f"http://127.0.0.1:{gateway.rest_port}/v1/queues/emails"
     (wanted,) = put(jobs, b"ask", want_result=True)

@@ -51,6 +51,7 @@ def sizes(rest: httpx.Client) -> tuple[int, int, int, int]:
     return told["ready"], told["leased"], told["delayed"], told["dead"]
 
 
+@pytest.mark.slow
 def test_queues_are_made_listed_described_and_deleted(rest: httpx.Client, rq: memory.MemoryQueue) -> None:
     rq.create_topic("log")
     make(rest, partitions=2, max_deliveries=7)
@@ -194,6 +195,7 @@ def test_a_lease_of_a_queue_that_was_made_again_is_lost(rest: httpx.Client) -> N
     assert settle(rest, "ack", new).json()["settled"] == 1
 
 
+@pytest.mark.slow
 def test_any_gateway_takes_the_ack_also_when_the_one_that_leased_is_gone(
     rq: memory.MemoryQueue, start: Callable[..., Gateway]
 ) -> None:
@@ -213,6 +215,7 @@ def test_any_gateway_takes_the_ack_also_when_the_one_that_leased_is_gone(
         assert settle(rest, "ack", job).json()["settled"] == 1
 
 
+@pytest.mark.slow
 def test_a_get_waits_for_a_job_of_any_partition(rest: httpx.Client) -> None:
     make(rest, partitions=4)
     found: list[Any] = []
@@ -234,6 +237,7 @@ def test_a_get_waits_for_a_job_of_any_partition(rest: httpx.Client) -> None:
     assert {each["deliveries"] for each in taken} == {1}
 
 
+@pytest.mark.slow
 def test_a_caller_that_goes_away_takes_no_job_with_him(rest: httpx.Client, gateway: Gateway) -> None:
     make(rest, partitions=2)
     with pytest.raises(httpx.ReadTimeout):
@@ -322,6 +326,7 @@ def test_wrong_bodies_put_and_settle_nothing(rest: httpx.Client) -> None:
     assert sizes(rest) == (0, 0, 0, 0)
 
 
+@pytest.mark.slow
 def test_a_queue_without_a_leader_is_listed_and_says_why(rest: httpx.Client, rq: memory.MemoryQueue) -> None:
     make(rest)
     rest.post("/v1/queues", json={"name": "other"})

@@ -92,6 +92,7 @@ def test_a_raw_body_is_a_value(rest: httpx.Client) -> None:
     assert found["key"] == "k"
 
 
+@pytest.mark.slow
 def test_an_idempotency_key_writes_once_whichever_gateway_is_asked(
     rest: httpx.Client, rq: memory.MemoryQueue, start: Callable[..., Gateway]
 ) -> None:
@@ -107,6 +108,7 @@ def test_an_idempotency_key_writes_once_whichever_gateway_is_asked(
     assert len(rest.get("/v1/topics/orders/records").json()["records"]) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("died", ["before it wrote", "in the middle", "before it answered"])
 def test_an_idempotency_key_outlives_the_gateway_that_died_on_the_way(
     rest: httpx.Client,
@@ -238,6 +240,7 @@ def test_an_answer_that_was_lost_comes_again_and_is_not_acknowledged_unseen(rest
     assert rest.get("/v1/groups/g").json()["lag"] == 3
 
 
+@pytest.mark.slow
 def test_a_session_that_is_not_heard_of_leaves(rest: httpx.Client, rq: memory.MemoryQueue) -> None:
     make(rest)
     opened = rest.post("/v1/groups/g/sessions", json={"topics": ["orders"], "timeout_ms": 1000}).json()
@@ -246,6 +249,7 @@ def test_a_session_that_is_not_heard_of_leaves(rest: httpx.Client, rq: memory.Me
     problem(rest.post(f"/v1/sessions/{opened['session']}/heartbeat"), 410, "session_gone")
 
 
+@pytest.mark.slow
 def test_a_tracked_consumer_gets_each_record_once_also_from_two_gateways(
     rest: httpx.Client, rq: memory.MemoryQueue, start: Callable[..., Gateway]
 ) -> None:
@@ -286,6 +290,7 @@ def test_groups_are_listed_reset_and_deleted(rest: httpx.Client) -> None:
     problem(rest.get("/v1/groups/g"), 404, "unknown_group")
 
 
+@pytest.mark.slow
 def test_a_tail_tells_what_comes(rest: httpx.Client) -> None:
     make(rest)
     put(rest, {"value": {"n": 1}}, {"text": "two\nlines"})
@@ -364,6 +369,7 @@ def test_a_topic_that_is_made_again_is_written_to(rest: httpx.Client) -> None:
         assert rest.delete("/v1/topics/orders").status_code == 204
 
 
+@pytest.mark.slow
 def test_without_a_leader_a_publish_is_told_to_retry(rq: memory.MemoryQueue, start: Callable[..., Gateway]) -> None:
     gateway = start(request_timeout_ms=1500)
     with httpx.Client(base_url=f"http://127.0.0.1:{gateway.rest_port}", timeout=30) as rest:

@@ -96,6 +96,7 @@ def test_the_stubs_are_what_the_protos_say() -> None:
     assert protos.stale() == [], "run scripts/protos"
 
 
+@pytest.mark.slow
 def test_a_simple_client_needs_append_poll_and_ack(records: Any, admin: Any) -> None:
     made = admin.CreateTopic(
         admin_pb2.CreateTopicRequest(name="orders", settings=admin_pb2.TopicSettings(partitions=2, lanes=2))
@@ -210,6 +211,7 @@ def test_a_subscription_sends_what_there_is_credit_for(records: Any, admin: Any,
     assert rq.group("g").lag == 7
 
 
+@pytest.mark.slow
 def test_a_subscription_whose_caller_is_silent_or_gone_leaves_its_group(
     records: Any, admin: Any, rq: memory.MemoryQueue
 ) -> None:
@@ -228,6 +230,7 @@ def test_a_subscription_whose_caller_is_silent_or_gone_leaves_its_group(
     gone.end()
 
 
+@pytest.mark.slow
 def test_a_deadline_and_a_cancellation_end_a_call(records: Any, admin: Any, gateway: Gateway) -> None:
     admin.CreateTopic(admin_pb2.CreateTopicRequest(name="orders"))
     with pytest.raises(grpc.RpcError) as told:
@@ -274,6 +277,7 @@ def test_health_and_reflection(channel: grpc.Channel) -> None:
     assert {each.full_name for each in SERVICES} <= set(names)
 
 
+@pytest.mark.slow
 def test_who_begins_a_call_and_sends_no_message_is_hung_up_on(start: Callable[..., Gateway]) -> None:
     gateway = start(slow_timeout_ms=500)
     silent = threading.Event()
@@ -314,6 +318,7 @@ def test_one_address_has_so_many_calls_under_way(start: Callable[..., Gateway], 
             each.cancel()
 
 
+@pytest.mark.slow
 def test_one_address_has_so_many_connections(start: Callable[..., Gateway], rq: memory.MemoryQueue) -> None:
     """Also if no call is under way over them; until they have been idle for so long that they are closed."""
     gateway = start(max_connections_per_source=2, idle_timeout_ms=1500)
@@ -341,6 +346,7 @@ def test_one_address_has_so_many_connections(start: Callable[..., Gateway], rq: 
         wait_for(let_in, "a connection that was idle to be forgotten", 30)
 
 
+@pytest.mark.slow
 def test_a_stream_over_which_nothing_goes_is_ended(start: Callable[..., Gateway], rq: memory.MemoryQueue) -> None:
     rq.create_topic("orders")
     gateway = start(idle_timeout_ms=500)
@@ -452,6 +458,7 @@ def an_example(method: Any) -> bytes:
     return bytes(made.SerializeToString())
 
 
+@pytest.mark.slow
 def test_every_method_needs_a_key_and_its_grant(rq: memory.MemoryQueue, start: Callable[..., Gateway]) -> None:
     rq.create_topic("orders")
     store = KeyStore(rq)
@@ -478,6 +485,7 @@ def test_every_method_needs_a_key_and_its_grant(rq: memory.MemoryQueue, start: C
     assert rq.topic("orders").records == 0
 
 
+@pytest.mark.slow
 def test_a_stream_ends_when_its_key_is_revoked(rq: memory.MemoryQueue, start: Callable[..., Gateway]) -> None:
     rq.create_topic("orders")
     store = KeyStore(rq)

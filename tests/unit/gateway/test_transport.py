@@ -55,6 +55,7 @@ def test_tls_for_rest_and_grpc(rq: memory.MemoryQueue, start: Callable[..., Gate
         stub_of(channel).ListTopics(admin_pb2.ListTopicsRequest(), metadata=metadata, timeout=5)
 
 
+@pytest.mark.slow
 def test_a_stop_answers_what_is_under_way_and_leaves_groups(rq: memory.MemoryQueue) -> None:
     rq.create_topic("orders")
     thread = GatewayThread(rq, GatewaySettings(rest_port=0, grpc_port=0))

@@ -42,6 +42,7 @@ def _deliveries(draw: st.DrawFn) -> Deliveries:
     return Deliveries(parts, order)
 
 
+@pytest.mark.slow
 @given(_deliveries())
 def test_the_bytes_are_those_of_each_record_on_its_own(deliveries: Deliveries) -> None:
     written = deliveries.result()
@@ -60,6 +61,7 @@ def test_nothing_is_an_empty_list() -> None:
     assert as_json([RecordMetadata("t", 1, None, 5)]) == b'[{"partition":1,"offset":0,"timestamp_ms":5}]'
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["a", "records", "~", "ä", "{topic}", "a b"])
 def test_a_route_is_found_as_fastapi_finds_it(gateway: Gateway, name: str) -> None:
     app: Any = make_app(gateway)

@@ -55,6 +55,7 @@ def _found_in(image: bytes, directory: Path) -> tuple[object, ...]:
         store.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 def test_any_part_of_an_unfinished_sync_leaves_the_state_before_it(tmp_path: Path, seed: int) -> None:
     rng = Random(seed)

@@ -79,6 +79,7 @@ def test_no_flipped_bit_is_ever_served(fast_directory: Path) -> None:
     assert outcomes["right"] > 20  # a flip in a free page is nobody's business
 
 
+@pytest.mark.slow
 def test_a_file_that_was_cut_off_is_never_believed(fast_directory: Path) -> None:
     outcomes = probe("cuts", str(fast_directory))
     assert outcomes["refused"] >= 8
@@ -91,6 +92,7 @@ def test_no_flipped_bit_in_the_write_ahead_file_is_served_or_taken_for_a_torn_wr
     assert outcomes == {"refused": 150}
 
 
+@pytest.mark.slow
 def test_a_write_ahead_file_that_was_cut_off_is_never_believed(fast_directory: Path) -> None:
     outcomes = probe("wal_cuts", str(fast_directory))
     assert set(outcomes) == {"refused"}
@@ -146,6 +148,7 @@ def test_one_damaged_entry_leaves_the_others_readable(tmp_path: Path) -> None:
 # -- a full disk ----------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_survived_under_a_file_size_limit(tmp_path: Path) -> None:
     process = start("tests.unit.log.store_worker", "full", str(tmp_path / "r"), str(3 << 20))
     output, _ = process.communicate("go on\n", timeout=60)
@@ -175,6 +178,7 @@ def small_file_system(directory: Path, kind: str) -> Iterator[Path]:
         subprocess.run(["umount", str(mount_point)], check=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["tmpfs", "ext4"])
 def test_a_full_file_system_is_survived_and_left_when_space_is_back(tmp_path: Path, kind: str) -> None:
     with small_file_system(tmp_path, kind) as disk:
@@ -195,6 +199,7 @@ def append_for_ever(store: LmdbStore) -> None:
         store.sync()
 
 
+@pytest.mark.slow
 def test_a_log_at_its_limit_is_full_until_it_is_trimmed(tmp_path: Path) -> None:
     options = LmdbOptions(cache_bytes=0, map_bytes=1 << 20, max_bytes=4 << 20, reserve_bytes=512 << 10)
     store = LmdbStore.create(tmp_path / "r", GROUP, NODE, options, schema=PARTITION)

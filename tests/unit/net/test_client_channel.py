@@ -64,6 +64,7 @@ async def error_of(answer: asyncio.Future[Any]) -> RayQueueError:
 # -- appending ------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("nodes", [1, 3])
 def test_what_is_appended_is_fetched(make: Make, nodes: int) -> None:
     cluster = make(nodes)
@@ -135,6 +136,7 @@ def test_what_is_not_acknowledged_is_written_all_the_same(make: Make) -> None:
     cluster.run(scenario())
 
 
+@pytest.mark.slow
 def test_what_nobody_waits_for_and_is_refused_is_counted_and_logged(
     make: Make, caplog: pytest.LogCaptureFixture
 ) -> None:

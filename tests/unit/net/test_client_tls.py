@@ -30,6 +30,7 @@ def tls_files(folder: Path, name: str, authority: trustme.CA) -> dict[str, Path]
     return {"tls_cert_path": cert, "tls_key_path": key, "tls_ca_path": ca}
 
 
+@pytest.mark.slow
 def test_a_client_under_tls(tmp_path: Path) -> None:
     authority = trustme.CA()
     cluster = Cluster(tmp_path / "data", 3, transport=tls_files(tmp_path, "replica", authority))

@@ -210,6 +210,7 @@ def test_a_follower_that_lags_hands_over_to_the_leader(queue: MemoryQueue) -> No
     assert not routes.failures, "the leader is who it was"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ill", [OutcomeUnknownError("it hung up"), None], ids=["gone", "hung"])
 def test_a_follower_that_fails_hands_over_to_the_leader(queue: MemoryQueue, ill: Exception | None) -> None:
     routes = Routes(queue, follower=lambda _: ill)

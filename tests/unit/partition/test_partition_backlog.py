@@ -449,6 +449,7 @@ texts = st.binary(max_size=40)
 headers = st.none() | st.dictionaries(st.text(max_size=5), texts, max_size=3)
 
 
+@pytest.mark.slow
 @given(
     st.lists(st.tuples(st.none() | texts, st.none() | texts, headers), min_size=1, max_size=50),
     st.sampled_from(Compression),

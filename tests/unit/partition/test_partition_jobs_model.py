@@ -289,6 +289,7 @@ class QueueMachine(RuleBasedStateMachine):
                 assert job.value == b"%d" % job.id
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [

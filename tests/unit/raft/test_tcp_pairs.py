@@ -55,6 +55,7 @@ def shuffle_arrivals(node: Node, rng: random.Random) -> None:
     selector.select = select_some  # type: ignore[method-assign]
 
 
+@pytest.mark.slow
 def test_simultaneous_dials_end_in_one_connection(net: Net) -> None:
     rng = random.Random(11)
     dialed_by = set()
@@ -228,6 +229,7 @@ CHILD = """
 """
 
 
+@pytest.mark.slow
 def test_kill_minus_nine_is_known_at_once(net: Net) -> None:
     a = net.node(A)
     code = textwrap.dedent(CHILD.format(secret=SECRET, port=a.transport.address[1]))

@@ -144,6 +144,7 @@ def test_round_trip(message: Message) -> None:
     assert wire.decode(memoryview(joined(message))) == message
 
 
+@pytest.mark.slow
 @relaxed
 @given(st.lists(messages, max_size=8), st.integers(1, 5000))
 def test_a_stream_in_any_chunks(sent: list[Message], chunk_bytes: int) -> None:
@@ -292,6 +293,7 @@ def test_a_number_that_does_not_fit_is_a_bug_of_ours(message: Message) -> None:
         wire.encode(message)
 
 
+@pytest.mark.slow
 @relaxed
 @given(st.integers(1, 40), st.integers(1, 700))
 def test_byte_by_byte(count: int, payload_bytes: int) -> None:

@@ -110,6 +110,7 @@ def test_arrow_reads_the_same_records(case: dict[str, Any]) -> None:
     assert read == batch.headers()
 
 
+@pytest.mark.slow
 @given(columns(max_count=20), st.integers(0, 5), st.integers(0, 5))
 @example({"values": [None], "keys": None, "headers": [[]], "timestamps": 0}, 0, 1)  # headers only outside the slice
 def test_arrow_columns_encode_to_the_same_bytes(case: dict[str, Any], before: int, after: int) -> None:
@@ -280,6 +281,7 @@ def test_more_than_a_batch_can_hold() -> None:
 # -- bad bytes ------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @given(columns(max_count=5), st.data())
 def test_any_flipped_bit_is_noticed(case: dict[str, Any], data: st.DataObject) -> None:
     batch = bytearray(RecordBatch.encode(**case))
@@ -320,6 +322,7 @@ def test_arbitrary_bytes_never_crash(junk: bytes) -> None:
             read_everything(batch)
 
 
+@pytest.mark.slow
 @given(columns(max_count=70), st.data())
 def test_changed_bytes_behind_a_matching_checksum_never_crash(case: dict[str, Any], data: st.DataObject) -> None:
     """A malicious producer computes the checksum too. What it sends is refused, or decodes to some records: whatever

@@ -197,6 +197,7 @@ def test_who_finds_no_room_is_told_so_in_its_own_words(tmp_path: Path) -> None:
         first.close()
 
 
+@pytest.mark.slow
 def test_a_replica_sweeps(tmp_path: Path) -> None:
     with cluster_of(tmp_path, calls={"client_idle_ms": 200}) as cluster:
         client = RawClient(cluster.endpoint())

@@ -82,6 +82,7 @@ def test_after_close_every_call_raises(replica: PartitionReplica) -> None:
             call()
 
 
+@pytest.mark.slow
 def test_closing_in_the_middle_of_retention_is_no_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cluster = Cluster(tmp_path, log={"retention_bytes": 1})
     replica = cluster.replica

@@ -266,6 +266,7 @@ def test_a_healthy_replica_takes_over_from_one_whose_disk_rots(
     assert again.status.damaged, "it is known after a restart, before anybody meets it again"
 
 
+@pytest.mark.slow
 def test_damage_met_while_writing_ends_writing_and_not_the_process(cluster: Cluster) -> None:
     """What LMDB stumbles over when it writes is damage as any other; and nothing can be promised without writing."""
     damaged, replica = cluster.leader, cluster.replica

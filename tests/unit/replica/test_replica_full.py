@@ -36,6 +36,7 @@ def test_a_full_disk_is_tried_ever_more_rarely_and_at_once_again_after_a_success
     assert retry.at_s < 200.1
 
 
+@pytest.mark.slow
 def test_the_engines_thread_does_not_spin_on_a_full_disk(tmp_path: Path) -> None:
     """It attempted 59,000 writes per second: its election was due, and nothing could be done about it."""
     cluster = Cluster(tmp_path, 1, raft=QUICK)

@@ -116,6 +116,7 @@ def test_a_flipped_bit_in_the_file_is_found(tmp_path: Path) -> None:
     store.close()
 
 
+@pytest.mark.slow
 def test_a_running_replica_finds_what_nobody_reads_and_says_how_far_it_is(tmp_path: Path) -> None:
     log = {"cache_bytes": 0, "scrub_bytes_per_second": 10 << 20, "scrub_every_ms": 200}
     cluster = Cluster(tmp_path, 3, log=log)

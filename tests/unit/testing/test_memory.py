@@ -219,6 +219,7 @@ def test_all_of_it_can_be_awaited() -> None:
     assert asyncio.run(asyncio.wait_for(run(), 30)) == [b"%d" % number for number in range(10)]
 
 
+@pytest.mark.slow
 def test_the_guides_example_runs_without_ray() -> None:
     page = (Path(__file__).resolve().parents[3] / "docs" / "guide.md").read_text()
     section = page.partition("## Testing your own code\n")[2].partition("\n## ")[0]

@@ -27,6 +27,7 @@ from tests.unit.client.consumer.consumer_place import P0, Place, Told, place, ta
 __all__ = ["place"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("offset", "first"), [(3, {0: 3, 1: 3}), (9, {0: 9}), (50, {}), (-2, {0: 8, 1: 3}), (-50, {0: 0, 1: 0})]
 )
@@ -205,6 +206,7 @@ def test_a_coroutine_polls_with_a_listener_of_its_kind(place: Place) -> None:
     assert place.committed() == {0: 10}
 
 
+@pytest.mark.slow
 def test_lost_work_cannot_be_committed_and_says_so(place: Place) -> None:
     place.append(10)
     consumer = place.consumer(auto_commit=False, settings={"max_poll_interval_ms": 200})
@@ -215,6 +217,7 @@ def test_lost_work_cannot_be_committed_and_says_so(place: Place) -> None:
     assert len(take(consumer, 10)) == 10, "it joins again with the next poll, and gets what it has not committed"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("half_way", [False, True])
 def test_work_that_is_lost_on_the_way_to_its_commit_is_not_reported_as_committed(place: Place, half_way: bool) -> None:
     place.append(10)
@@ -263,6 +266,7 @@ def test_chosen_partitions_commit_for_a_group_without_joining_it(place: Place) -
     assert place.owners("billing") == {}
 
 
+@pytest.mark.slow
 def test_a_consumer_that_is_dropped_leaves_its_group(place: Place) -> None:
     place.consumer()
     wait_for(lambda: place.consumers[0].poll(timeout_ms=20) or len(place.owners("billing")) == 1, "a member")
@@ -299,6 +303,7 @@ def test_impossible_wishes_are_refused_before_anything_starts(place: Place) -> N
             place.consumer(**options)
 
 
+@pytest.mark.slow
 def test_no_call_waits_for_ever_for_a_partition_that_nobody_leads(place: Place) -> None:
     """A leader that hangs, and nobody who takes over: the call ends with its deadline, and says what it waited for."""
     consumer = place.consumer(None, client_settings={"call_timeout_ms": 300}, partitions=[P0])

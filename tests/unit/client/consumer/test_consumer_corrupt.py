@@ -28,6 +28,7 @@ def poison(place: Place, batches: int = 1) -> bytes:
     return bad
 
 
+@pytest.mark.slow
 def test_it_is_raised_with_its_place_and_a_seek_goes_on(place: Place) -> None:
     place.append(3)
     poison(place)

@@ -42,6 +42,7 @@ def topics_of(consumer: Consumer) -> set[str]:
     return {each.topic for each in consumer.assignment()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("group", ["billing", None])
 def test_what_matches_is_read_also_what_comes_later_and_what_goes_leaves_quietly(
     place: Place, group: str | None

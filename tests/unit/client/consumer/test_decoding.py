@@ -107,6 +107,7 @@ def test_every_way_to_read(place: Place, read: Way, delivery: str) -> None:
     assert place.committed() == {0: 4}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("read", WAYS)
 @pytest.mark.parametrize("delivery", ["at_least_once", "at_most_once"])
 def test_it_is_raised_with_its_place_and_a_seek_goes_on(place: Place, read: Way, delivery: str) -> None:
@@ -269,6 +270,7 @@ def test_a_deserializer_may_use_its_consumer(place: Place) -> None:
     assert place.committed() == {0: 4}
 
 
+@pytest.mark.slow
 def test_a_partition_that_is_paused_while_it_is_decoded_is_not_handed_out(place: Place) -> None:
     write(place, b"0", b"1")
 

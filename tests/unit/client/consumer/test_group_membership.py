@@ -196,6 +196,7 @@ def test_a_listener_sees_every_change_before_records_are_handed_out(tmp_path: Pa
     in_world(tmp_path, test, partitions=1)
 
 
+@pytest.mark.slow
 def test_a_stopped_member_is_replaced_and_cannot_commit_when_it_wakes_up(tmp_path: Path) -> None:
     async def test(world: World) -> None:
         world.append(2)
@@ -268,6 +269,7 @@ def test_a_coordinator_that_fails_over_during_a_rebalance_finishes_it(tmp_path: 
     in_world(tmp_path, test)
 
 
+@pytest.mark.slow
 def test_an_application_that_does_not_poll_loses_its_partitions_until_it_does(tmp_path: Path) -> None:
     async def test(world: World) -> None:
         world.append(2)
@@ -288,6 +290,7 @@ def test_an_application_that_does_not_poll_loses_its_partitions_until_it_does(tm
     in_world(tmp_path, test, partitions=2, max_poll_interval_ms=300)
 
 
+@pytest.mark.slow
 def test_an_answer_that_is_older_than_the_leaving_gives_nothing_back(tmp_path: Path) -> None:
     async def test(world: World) -> None:
         world.append(1)
@@ -317,6 +320,7 @@ def test_an_answer_that_is_older_than_the_leaving_gives_nothing_back(tmp_path: P
     in_world(tmp_path, test, partitions=1, max_poll_interval_ms=300)
 
 
+@pytest.mark.slow
 def test_record_by_record_counts_as_polling(tmp_path: Path) -> None:
     async def test(world: World) -> None:
         world.append(1)
@@ -381,6 +385,7 @@ def test_an_impossible_wish_is_told_to_the_application(tmp_path: Path) -> None:
     in_world(tmp_path, test, partitions=1)
 
 
+@pytest.mark.slow
 def test_a_partition_that_knows_a_newer_generation_makes_the_member_join_again(tmp_path: Path) -> None:
     """As after a coordinator that lost its memory of a group: joining again ends in generations that are accepted."""
 
@@ -399,6 +404,7 @@ def test_a_partition_that_knows_a_newer_generation_makes_the_member_join_again(t
     in_world(tmp_path, test, partitions=1)
 
 
+@pytest.mark.slow
 def test_a_member_that_is_fenced_again_and_again_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -102,6 +102,7 @@ def test_one_more_partition_takes_its_share_and_nothing_else_moves(partitions: i
     assert len(moved) == pytest.approx(len(keys) / (partitions + 1), rel=0.15)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["consistent", "murmur2"])
 def test_keys_are_spread_evenly(name: str) -> None:
     keys = [b"user-%d" % number for number in range(50_000)]
@@ -109,6 +110,7 @@ def test_keys_are_spread_evenly(name: str) -> None:
     assert min(map(found.count, range(16))) > 0.9 * len(keys) / 16
 
 
+@pytest.mark.slow
 def test_the_cache_is_bounded_and_right_when_it_overflows() -> None:
     keyed = KeyedPartitions("consistent", 5)
     first = [b"a-%d" % number for number in range(CACHED_KEYS - 10)]

@@ -82,6 +82,7 @@ def test_a_flush_that_ends_too_soon_leaves_the_producer_at_work(rq: MemoryQueue)
     asyncio.run(asyncio.wait_for(main(), 30))
 
 
+@pytest.mark.slow
 def test_space_is_waited_for_and_what_finds_none_is_told(rq: MemoryQueue) -> None:
     async def main() -> None:
         async with await rq.producer_async(buffer_bytes=1000, delivery_timeout_ms=500) as producer:
@@ -97,6 +98,7 @@ def test_space_is_waited_for_and_what_finds_none_is_told(rq: MemoryQueue) -> Non
     asyncio.run(asyncio.wait_for(main(), 60))
 
 
+@pytest.mark.slow
 def test_time_is_up_also_for_what_is_sent_behind_something_given_up(rq: MemoryQueue) -> None:
     async def main() -> None:
         async with await rq.producer_async(buffer_bytes=1000, delivery_timeout_ms=500) as producer:

@@ -449,6 +449,7 @@ def test_whoever_is_cancelled_while_it_begins_leaves_nothing_open(make: Make) ->
         tx.send("orders", b"a")
 
 
+@pytest.mark.slow
 def test_what_found_no_space_dooms_it_though_a_flush_has_told_so(make: Make) -> None:
     cluster = Cluster(script=[scripted.SILENT] * 3)
     producer = make(cluster, buffer_bytes=3000, batch_bytes=1000, delivery_timeout_ms=400)
@@ -747,6 +748,7 @@ def test_they_can_be_awaited(make: Make) -> None:
     assert committed(cluster) == [b"%d" % number for number in range(150)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(12))
 def test_whatever_happens_what_is_told_is_what_readers_see(make: Make, seed: int) -> None:
     """Blocks that fail, batches that are refused, aborts by the coordinator, lost answers; waited for or not."""

@@ -211,6 +211,7 @@ def test_a_get_that_is_cancelled_loses_no_item(rq: memory.MemoryQueue) -> None:
     asyncio.run(main())
 
 
+@pytest.mark.slow
 def test_shutdown_ends_it_for_everybody(rq: memory.MemoryQueue) -> None:
     q, other = Queue(rq=rq, name="ends"), Queue(rq=rq, name="ends")
     q.put(1)

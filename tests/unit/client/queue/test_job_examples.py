@@ -27,6 +27,7 @@ def rq() -> Iterator[memory.MemoryQueue]:
         yield made
 
 
+@pytest.mark.slow
 def test_the_examples_of_the_page(rq: memory.MemoryQueue, monkeypatch: pytest.MonkeyPatch) -> None:
     code = examples("docs/jobs.md")
     assert code.count("tasks.") > 15

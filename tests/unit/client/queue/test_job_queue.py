@@ -178,6 +178,7 @@ def test_an_ack_without_waiting_is_committed_by_flush_which_tells_what_was_lost(
         job.ack()
 
 
+@pytest.mark.slow
 def test_no_end_of_a_job_has_to_be_waited_for(rq: memory.MemoryQueue) -> None:
     queue = rq.queue("q", model="json", result_model="json")
     answer = queue.put(0, want_result=True)
@@ -255,6 +256,7 @@ def test_the_same_job_twice_in_one_ack_is_one(rq: memory.MemoryQueue) -> None:
         queue.ack([b"1"])  # type: ignore[list-item]
 
 
+@pytest.mark.slow
 def test_a_lease_is_extended_while_the_job_is_in_use_and_not_when_it_is_let_go(rq: memory.MemoryQueue) -> None:
     queue = rq.queue("q", lease_ms=300, retry_backoff_ms=0)
     queue.put(b"long")
@@ -269,6 +271,7 @@ def test_a_lease_is_extended_while_the_job_is_in_use_and_not_when_it_is_let_go(r
     again.ack()
 
 
+@pytest.mark.slow
 def test_max_lease_ms_ends_what_hangs(rq: memory.MemoryQueue) -> None:
     queue = rq.queue("q", lease_ms=200, max_lease_ms=600, retry_backoff_ms=0)
     queue.put(b"hangs")
@@ -304,6 +307,7 @@ def test_the_leases_of_a_broken_connection_end_at_once(rq: memory.MemoryQueue) -
 # -- options -----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_delays_and_times(rq: memory.MemoryQueue) -> None:
     queue = rq.queue("q", model="str")
     queue.put("later", delay_ms=60_000)
@@ -426,6 +430,7 @@ def test_models_and_a_job_that_nobody_can_read_is_a_dead_letter(rq: memory.Memor
 # -- loops ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_loop_acknowledges_and_gives_back_what_it_is_left_with(rq: memory.MemoryQueue) -> None:
     queue = rq.queue("q", model="json", retry_backoff_ms=0)
     queue.put_many([1, 2, 3])
@@ -564,6 +569,7 @@ def test_work_keeps_reasons_and_tracebacks_and_goes_on(rq: memory.MemoryQueue) -
     assert queue.work(handle, idle_ms=50) == 0
 
 
+@pytest.mark.slow
 def test_many_workers_do_each_job_once(rq: memory.MemoryQueue) -> None:
     queue = rq.queue("q", partitions=3, model="json")
     queue.put_many(list(range(2000)))
@@ -582,6 +588,7 @@ def test_many_workers_do_each_job_once(rq: memory.MemoryQueue) -> None:
     assert _size(queue) == (0, 0, 0, 0)
 
 
+@pytest.mark.slow
 def test_what_was_taken_ahead_is_handed_back_uncounted(rq: memory.MemoryQueue) -> None:
     queue, other = rq.queue("q", partitions=2), rq.queue("q")
     queue.put_many([b"x"] * 400)
@@ -594,6 +601,7 @@ def test_what_was_taken_ahead_is_handed_back_uncounted(rq: memory.MemoryQueue) -
     assert {job.deliveries for job in other.get(340, timeout_ms=5000)} == {1}
 
 
+@pytest.mark.slow
 def test_a_waiting_worker_of_many_partitions_asks_once_in_each(rq: memory.MemoryQueue) -> None:
     queue = rq.queue("q", partitions=8)
     assert queue.get(timeout_ms=300) == []
@@ -641,6 +649,7 @@ def test_who_gives_up_waiting_stands_in_nobodys_way(rq: memory.MemoryQueue) -> N
     assert mine.value == b"y"
 
 
+@pytest.mark.slow
 def test_a_get_that_is_cancelled_gives_back_what_it_was_given(rq: memory.MemoryQueue) -> None:
     queue, other = rq.queue("q", lease_ms=600_000), rq.queue("q")
 
