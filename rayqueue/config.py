@@ -477,7 +477,12 @@ class GatewaySettings(Section):
     requests_kept_ms: Positive = Field(
         default=24 * 3_600_000, description="how long an idempotency key is remembered, at least"
     )
-    max_requests_kept: Positive = Field(default=200_000, description="idempotency keys that are remembered at a time")
+    max_requests_kept: Positive = Field(
+        default=200_000, description="idempotency keys that are remembered at a time; a new one more is refused"
+    )
+    max_requests_bytes: Positive = Field(
+        default=256 * MIB, description="memory for idempotency keys and their answers; beyond it new ones are refused"
+    )
     drain_timeout_ms: Positive = Field(default=10_000, description="what is under way may take so long at a stop")
 
     @model_validator(mode="after")

@@ -50,20 +50,26 @@ class Appends:
         settings: ClientSettings,
         *,
         refuse_forgotten: bool = False,
+        raises_full: bool = False,
+        patience_ms: int | None = None,
     ) -> None:
         """``refuse_forgotten``: a partition that has forgotten their producer raises its ``SequenceGapError`` at once.
+        ``raises_full``: one that has no room raises its ``QueueFullError`` at once.
 
-        An error is raised when nothing is acknowledged for ``client.call_timeout_ms``.
+        An error is raised when nothing is acknowledged for ``patience_ms``, or ``client.call_timeout_ms``.
         """
+        patience_ms = settings.call_timeout_ms if patience_ms is None else patience_ms
         loop = asyncio.get_running_loop()
         self.in_flight = 0
         self._loop = loop
-        self._patience_s = settings.call_timeout_ms / 1000
+        self._patience_s = patience_ms / 1000
         self._waiting: deque[_Batch] = deque()
         self._unresolved: dict[int, _Batch] = {}
         self._written: dict[int, Appended] = {}
         self._count = 0
         self._error: RayQueueError | None = None
+        self.wrote_nothing = False
+        """The first was refused, and so were those behind it."""
         self._news = asyncio.Event()
         self._tick_s = min(_TICK_MAX_S, self._patience_s / _TICKS_PER_TIMEOUT)
         self._ticking: asyncio.TimerHandle | None = None
@@ -78,8 +84,9 @@ class Appends:
                 max_batches=MAX_IN_FLIGHT,
                 max_bytes=MAX_IN_FLIGHT_BYTES,
                 stall_s=STALL_DOUBTS * settings.doubt_ms / 1000,
-                delivery_timeout_ms=settings.call_timeout_ms,
+                delivery_timeout_ms=patience_ms,
                 numbering=Numbering.FIXED,
+                raises_full=raises_full,
                 refuse_forgotten=refuse_forgotten,
             ),
             settings,
@@ -163,6 +170,7 @@ class Appends:
         del self._unresolved[batch.number]
         if isinstance(outcome, RayQueueError):
             self._error = self._error or outcome
+            self.wrote_nothing = self.wrote_nothing or batch.number == 0
         else:
             self._written[batch.number] = outcome
             deadline_s = self._loop.time() + self._patience_s

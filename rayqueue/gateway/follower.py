@@ -19,7 +19,7 @@ from contextlib import suppress
 from typing import Any
 
 from rayqueue.client.handle import RayQueue
-from rayqueue.errors import RayQueueError
+from rayqueue.errors import RayQueueError, UnknownTopicError
 from rayqueue.records import Record
 
 _log = logging.getLogger(__name__)
@@ -53,6 +53,7 @@ class Follower:
         self._next = 0
         self._moved = asyncio.Condition()
         self._producer: Any = None
+        self._preparing = asyncio.Lock()
         self._made = False
         self._look = asyncio.Event()
         self.confirmed_s: float | None = None
@@ -75,6 +76,12 @@ class Follower:
 
     async def append(self, event: bytes) -> int:
         """Write an event; its offset, once it is acknowledged. Makes the topic if there is none."""
+        async with self._preparing:
+            await self._prepare()
+        return int((await self._producer.send_async(self.topic, event)).offset)
+
+    async def _prepare(self) -> None:
+        """One at a time: a second producer would never be closed."""
         if self._producer is None:
             self._producer = await self._rq.producer_async(delivery_timeout_ms=10_000)
         if not self._made:
@@ -83,7 +90,6 @@ class Follower:
                 await self._rq.alter_topic_async(self.topic, **self._settings)
             self._made = True
             self._look.set()
-        return int((await self._producer.send_async(self.topic, event)).offset)
 
     async def reached(self, offset: int, timeout_s: float) -> bool:
         """Wait until the event of this offset was applied here. False if it was not in time."""
@@ -91,6 +97,16 @@ class Follower:
             with suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._moved.wait_for(lambda: self._next > offset), timeout_s)
             return self._next > offset
+
+    async def caught_up(self, timeout_s: float) -> bool:
+        """Wait until all that is there by now was applied here. False if it was not in time."""
+        try:
+            (partition,) = (await self._rq.topic_async(self.topic)).partitions
+        except UnknownTopicError:
+            return True
+        if partition.leader is None:
+            return False
+        return partition.start_offset == partition.end_offset or await self.reached(partition.end_offset - 1, timeout_s)
 
     async def _follow(self) -> None:
         while True:

@@ -8,7 +8,7 @@ the audit. What is wrong is a ``RayQueueError``, from here or from the client.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -33,10 +33,13 @@ from rayqueue.errors import (
 from rayqueue.gateway.audit import TOPIC as AUDIT
 from rayqueue.gateway.audit import Audit
 from rayqueue.gateway.limits import Limits
-from rayqueue.gateway.numbered import REPEATABLE_MS, NumberedWrite
+from rayqueue.gateway.numbered import REPEATABLE_MS, NumberedWrite, Placement, check_ahead
+from rayqueue.gateway.outcomes import worst
 from rayqueue.gateway.principals import Caller, Verb
 from rayqueue.gateway.requests import Known, Requests, request_id
 from rayqueue.gateway.sessions import Place, Session, Sessions
+from rayqueue.gateway.topics import TopicCache
+from rayqueue.gateway.written import Places, Written, packed, spans_of, unpacked
 from rayqueue.protocol.calls import ClusterInfo, GroupInfo
 from rayqueue.protocol.topics import TopicInfo, check_name, is_internal
 from rayqueue.records import Headers, Record
@@ -85,6 +88,7 @@ class Operations:
         self._audit = audit
         self._now_ms = now_ms
         self._again = again
+        self._topics = TopicCache(rq)
         self._producer: Any = None
 
     async def start(self) -> None:
@@ -151,6 +155,8 @@ class Operations:
     async def write(self, topic: str, columns: Columns) -> Sequence[RecordMetadata]:
         """The same, of somebody who may."""
         count = _check_count(columns)
+        if columns.timestamps_ms is not None:
+            check_ahead(columns, self._now_ms())
         if columns.partitions is None and columns.priorities is None:
             return await self._send(topic, columns, range(count), None, 0)
         written: list[RecordMetadata | None] = [None] * count
@@ -158,12 +164,12 @@ class Operations:
         for row in range(count):
             partition = columns.partitions[row] if columns.partitions else None
             alike.setdefault((partition, columns.priorities[row] if columns.priorities else 0), []).append(row)
-        _check_places(await self._info(topic), columns)
+        await self._checked_places(topic, columns)
         sends = [self._send(topic, columns, rows, *place) for place, rows in alike.items()]
         outcomes = await asyncio.gather(*sends, return_exceptions=True)
         for outcome in outcomes:
             if isinstance(outcome, BaseException):
-                raise _worst(outcomes)
+                raise worst(outcomes)
         for rows, told in zip(alike.values(), outcomes, strict=True):
             for row, each in zip(rows, told, strict=True):  # type: ignore[arg-type]
                 written[row] = each
@@ -172,13 +178,14 @@ class Operations:
     async def lanes(self, caller: Caller, topic: str) -> int:
         """How many priorities the topic has."""
         _topic(caller, "publish", topic)
-        return (await self._info(topic)).settings.lanes
+        return (await self._topics.get(topic)).settings.lanes
 
-    async def _info(self, topic: str) -> TopicInfo:
-        for info in await self._rq.topics_async():
-            if info.name == topic:
-                return info
-        raise UnknownTopicError(f"there is no topic {topic!r}; create it first", topic=topic)
+    async def _checked_places(self, topic: str, columns: Columns) -> None:
+        """What is not there as the topic is known may have been added since."""
+        try:
+            _check_places(await self._topics.get(topic), columns)
+        except (UnknownPartitionError, InvalidInputError):
+            _check_places(await self._topics.get(topic, fresh=True), columns)
 
     async def _send(
         self, topic: str, columns: Columns, rows: Sequence[int], partition: int | None, priority: int
@@ -220,22 +227,57 @@ class Operations:
         key: str,
         contents: bytes,
         columns: Columns,
-        encode: Callable[[Sequence[RecordMetadata]], bytes],
+        encode: Callable[[Written], bytes],
     ) -> tuple[bytes, bool]:
         """Publish unless a request of this idempotency key has. Its answer, and whether that was before."""
         _topic(caller, "publish", topic)
-        info = await self._info(topic)
         _check_count(columns)
-        _check_places(info, columns)
-        request = request_id(caller.name, topic, info.topic_id, key)
-        write = NumberedWrite(self._rq, info, columns, request)
+        info = await self.identified(caller, topic, key, self._topics.get)
+        try:
+            return await self._once(caller, info, key, contents, columns, encode)
+        except TopicRecreatedError:  # since it was looked up; the caller means the one there is
+            info = await self._topics.get(topic, fresh=True)
+            return await self._once(caller, info, key, contents, columns, encode)
+
+    async def identified(
+        self, caller: Caller, topic: str, key: str, look_up: Callable[..., Awaitable[TopicInfo]]
+    ) -> TopicInfo:
+        """The topic that a request with this key is for. Writing to one that is gone fails, so it need not be looked
+        up anew for that; but an answer that was given for it must not be given again for the next of its name."""
+        info = await look_up(topic)
+        if self._requests.knows(request_id(caller.name, topic, info.topic_id, key)):
+            info = await look_up(topic, fresh=True)
+        return info
+
+    async def _once(
+        self,
+        caller: Caller,
+        info: TopicInfo,
+        key: str,
+        contents: bytes,
+        columns: Columns,
+        encode: Callable[[Written], bytes],
+    ) -> tuple[bytes, bool]:
+        request = request_id(caller.name, info.name, info.topic_id, key)
+        write = NumberedWrite(self._rq, info, columns, request, self._settings.request_timeout_ms * 3 // 4)
+
+        def place() -> Placement:
+            _check_places(info, columns)
+            return write.place(self._now_ms())
 
         async def carry_out(known: Known) -> bytes:
             assert known.number is not None  # noqa: S101  # or it is not carried out
-            return encode(await asyncio.wrap_future(self._rq.io.run(write.carry_out(known.number, known.at_ms))))
+            work = write.carry_out(known.number, known.placement, known.at_ms)
+            return packed(spans_of(await asyncio.wrap_future(self._rq.io.run(work))))
 
         return await self._requests.once(
-            request, contents, carry_out, repeatable_ms=REPEATABLE_MS, partitions=len(info.partitions)
+            request,
+            contents,
+            carry_out,
+            lambda kept: encode(Places(info.name, unpacked(kept))),
+            repeatable_ms=REPEATABLE_MS,
+            partitions=len(info.partitions),
+            place=place,
         )
 
     # -- reading ------------------------------------------------------------------------------------
@@ -468,11 +510,3 @@ def check_some(caller: Caller, verb: Verb, kind: Literal["topic", "group", "queu
     """He may do it with some of this kind: then he is shown those."""
     if not any(grant.verb in (_EVERY, verb) and grant.kind in (_EVERY, kind) for grant in caller.grants):
         caller.check(verb, kind, _EVERY)
-
-
-def _worst(outcomes: Sequence[Any]) -> BaseException:
-    """Of several errors the one that says most: that it is not known what was written."""
-    errors = [each for each in outcomes if isinstance(each, BaseException)]
-    if len(errors) < len(outcomes) and not any(isinstance(each, OutcomeUnknownError) for each in errors):
-        return OutcomeUnknownError(f"some of these records are written, and some are not: {errors[0]}")
-    return next((each for each in errors if isinstance(each, OutcomeUnknownError)), errors[0])

@@ -27,6 +27,7 @@ from rayqueue.gateway.audit import Audit
 from rayqueue.gateway.operations import Columns, Operations, check_some
 from rayqueue.gateway.principals import Caller, Verb
 from rayqueue.gateway.requests import Known, Requests, request_id
+from rayqueue.gateway.written import Span, packed, unpacked
 from rayqueue.protocol.jobs import MAX_RESULT_BYTES, GetResult, JobResult, JobStatus, QueueSizes
 from rayqueue.protocol.topics import TopicInfo, check_name, is_internal
 from rayqueue.records import Headers
@@ -181,7 +182,7 @@ class Queues:
         what a gateway that died did not, and no job twice.
         """
         _queue(caller, "publish", name)
-        info = await self._info(name)
+        info = await self._operations.identified(caller, name, key, self._info)
         request = request_id(caller.name, name, info.topic_id, key)
         named = [
             each if each.dedupe_id is not None else each._replace(dedupe_id=f"{request.hex()}-{row}")
@@ -190,14 +191,23 @@ class Queues:
 
         async def carry_out(_: Known) -> bytes:
             put = await self.put(caller, name, columns, named)
+            return packed(
+                Span(each.job.partition, each.job.offset, 1, each.duplicate and of.dedupe_id is not None)
+                for each, of in zip(put, wanted, strict=True)
+            )
+
+        def answer(kept: bytes) -> bytes:
             return encode(
                 [
-                    each if of.dedupe_id is not None else each._replace(duplicate=False)
-                    for each, of in zip(put, wanted, strict=True)
+                    PutJob(JobId(partition, offset), bool(mark))
+                    for partition, first, count, mark in unpacked(kept)
+                    for offset in range(first, first + count)
                 ]
             )
 
-        return await self._requests.once(request, contents, carry_out, repeatable_ms=info.settings.dedupe_window_ms)
+        return await self._requests.once(
+            request, contents, carry_out, answer, repeatable_ms=info.settings.dedupe_window_ms
+        )
 
     # -- working --------------------------------------------------------------------------------
 
@@ -355,8 +365,8 @@ class Queues:
             self._known.move_to_end(name)
         return known
 
-    async def _info(self, name: str) -> TopicInfo:
-        return await self._in_io(self._detached(name).info())
+    async def _info(self, name: str, *, fresh: bool = False) -> TopicInfo:
+        return await self._in_io(self._detached(name).info(fresh=fresh))
 
     async def _in_io(self, work: Coroutine[Any, Any, _T]) -> _T:
         return await asyncio.wrap_future(self._rq.io.run(work))

@@ -3,11 +3,19 @@
 Records of one request mostly follow each other in one partition, at one time:
 then their encodings differ in the offset alone, and all that stands between two
 offsets is put there by one ``join``.
+
+``packed`` is the same places as numbers only, without a protocol: what is kept of the
+answer to an idempotent request (``requests``). Each run is told as what it differs
+by from the one before, so that most numbers have one byte.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
+from typing import NamedTuple
+
+import msgspec
 
 from rayqueue.client.producer.delivery import Metadatas, RecordMetadata
 
@@ -19,11 +27,76 @@ _MORE = [bytes([low | 128]) for low in range(128)]
 """The first byte of a varint: of one that ends here, and of one that goes on."""
 
 
-def runs_of(written: Sequence[RecordMetadata]) -> Iterable[Run]:
-    return written.runs() if isinstance(written, Metadatas) else ((each, 1) for each in written)
+class Places(NamedTuple):
+    """Where the records of one topic are, by the run."""
+
+    topic: str
+    spans: Sequence[Span]
+
+    def runs(self) -> Iterator[Run]:
+        for span in self.spans:
+            yield RecordMetadata(self.topic, span.partition, span.first, span.mark), span.count
 
 
-def as_json(written: Sequence[RecordMetadata]) -> bytes:
+class Span(NamedTuple):
+    """Offsets that follow each other."""
+
+    partition: int
+    first: int
+    count: int  # type: ignore[assignment]  # hides tuple.count, which nobody needs here
+    mark: int
+    """What is told with each of them: a record's timestamp, or whether a job was a duplicate."""
+
+
+Written = Sequence[RecordMetadata] | Places
+
+_SPANS = msgspec.msgpack.Decoder(list[int])
+
+
+def runs_of(written: Written) -> Iterable[Run]:
+    return written.runs() if isinstance(written, Metadatas | Places) else ((each, 1) for each in written)
+
+
+def packed(spans: Iterable[Span]) -> bytes:
+    """Those that follow each other in one."""
+    joined: list[Span] = []
+    for each in spans:
+        last = joined[-1] if joined else None
+        if last is not None and (last.partition, last.first + last.count, last.mark) == (
+            each.partition,
+            each.first,
+            each.mark,
+        ):
+            joined[-1] = last._replace(count=last.count + each.count)
+        else:
+            joined.append(each)
+    expected: dict[int, int] = {}
+    mark = 0
+    numbers: list[tuple[int, int, int, int]] = []
+    for each in joined:
+        numbers.append((each.partition, each.first - expected.get(each.partition, 0), each.count, each.mark - mark))
+        expected[each.partition], mark = each.first + each.count, each.mark
+    return msgspec.msgpack.encode(list(chain.from_iterable(numbers)))
+
+
+def unpacked(kept: bytes) -> list[Span]:
+    numbers = iter(_SPANS.decode(kept))
+    expected: dict[int, int] = {}
+    mark = 0
+    spans: list[Span] = []
+    for partition, step, count, more in zip(numbers, numbers, numbers, numbers, strict=True):
+        first, mark = expected.get(partition, 0) + step, mark + more
+        expected[partition] = first + count
+        spans.append(Span(partition, first, count, mark))
+    return spans
+
+
+def spans_of(written: Written) -> Iterator[Span]:
+    for (_, partition, offset, at_ms), count in runs_of(written):
+        yield Span(partition, offset or 0, count, at_ms)
+
+
+def as_json(written: Written) -> bytes:
     """``[{"partition":0,"offset":7,"timestamp_ms":1}, …]``."""
     told = []
     for (_, partition, offset, at_ms), count in runs_of(written):
@@ -32,7 +105,7 @@ def as_json(written: Sequence[RecordMetadata]) -> bytes:
     return f"[{','.join(told)}]".encode()
 
 
-def as_protobuf(written: Sequence[RecordMetadata], field: int) -> bytes:
+def as_protobuf(written: Written, field: int) -> bytes:
     """``repeated rayqueue.v1.Written``, the field of this number (below 16) of some message."""
     told: list[bytes] = []
     tag = bytes([field << 3 | 2])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +10,6 @@ from typing import Any
 import msgspec
 
 from rayqueue import __version__
-from rayqueue.client.producer.delivery import RecordMetadata
 from rayqueue.config import descriptions
 from rayqueue.errors import InvalidInputError, NotLeaderError
 from rayqueue.gateway.operations import Columns, Operations
@@ -19,7 +18,7 @@ from rayqueue.gateway.queues import Queues
 from rayqueue.gateway.rest import models as m
 from rayqueue.gateway.sessions import Place, Session
 from rayqueue.gateway.values import columns_of, from_base64, shown, utf8
-from rayqueue.gateway.written import as_json
+from rayqueue.gateway.written import Written, as_json
 from rayqueue.protocol.topics import TopicInfo
 from rayqueue.records import Record
 
@@ -148,7 +147,7 @@ async def publish_raw(call: Call) -> Any:
 async def _publish(call: Call, columns: Columns) -> Any:
     topic = call.params.topic
 
-    def encode(written: Sequence[RecordMetadata]) -> bytes:
+    def encode(written: Written) -> bytes:
         return b'{"topic":%s,"records":%s}' % (_ENCODE(topic), as_json(written))
 
     key = call.headers.get("idempotency-key")

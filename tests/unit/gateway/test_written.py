@@ -15,7 +15,7 @@ from rayqueue.gateway.rest.serving import App, make_app
 from rayqueue.gateway.rpc.v1 import common_pb2
 from rayqueue.gateway.rpc.v1 import records_pb2 as pb
 from rayqueue.gateway.server import Gateway
-from rayqueue.gateway.written import as_json, as_protobuf
+from rayqueue.gateway.written import Places, Span, as_json, as_protobuf, packed, spans_of, unpacked
 
 _OFFSETS = st.one_of(st.integers(0, 400), st.integers(16_300, 16_400), st.integers(2**62, 2**62 + 300))
 _TIMES = st.one_of(st.integers(-5, 5), st.integers(1_700_000_000_000, 1_700_000_000_002))
@@ -53,6 +53,25 @@ def test_the_bytes_are_those_of_each_record_on_its_own(deliveries: Deliveries) -
     assert as_protobuf(list(written), field) == as_protobuf(written, field)
     told = [{"partition": p, "offset": o, "timestamp_ms": t} for _, p, o, t in written]
     assert as_json(written) == as_json(list(written)) == msgspec.json.encode(told)
+
+
+@given(_deliveries())
+def test_what_is_kept_of_an_answer_tells_the_same(deliveries: Deliveries) -> None:
+    written = deliveries.result()
+    kept = packed(spans_of(written))
+    assert as_json(Places("t", unpacked(kept))) == as_json(written)
+    assert as_protobuf(Places("t", unpacked(kept)), 1) == as_protobuf(written, 1)
+    assert packed(spans_of(list(written))) == kept
+
+
+def test_what_is_kept_of_an_answer_is_small() -> None:
+    assert len(packed([Span(3, 10**9, 1, 1_700_000_000_000)])) < 30
+    alike = [Span(1, 10**9 + row, 1, 1_700_000_000_000) for row in range(10_000)]
+    assert len(packed(alike)) < 30
+    spread = [Span(row % 16, 10**9 + row // 16, 1, 1_700_000_000_000) for row in range(10_000)]
+    assert len(packed(spread)) < 4 * 10_000 + 200
+    assert unpacked(packed(spread)) == spread
+    assert unpacked(packed([])) == []
 
 
 def test_nothing_is_an_empty_list() -> None:
