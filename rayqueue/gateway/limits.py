@@ -101,8 +101,12 @@ class Slots:
 class Peers:
     """Connections of which no more is known than who calls over them: gRPC's.
 
-    One is known from its first call until it has had none for ``idle_s``, when the server closes it, too.
+    One is known from its first call until it has had none for ``idle_s``, when the server closes it, too. Nobody says
+    when the caller has closed it before. So where another needs its place it is taken for closed after ``_SHORTLY_S``,
+    the longest idle first: what is refused are more connections in use, and more new ones within that time.
     """
+
+    _SHORTLY_S = 1.0
 
     def __init__(self, most: int, idle_s: float, clock_s: Callable[[], float]) -> None:
         self._most = most
@@ -120,14 +124,7 @@ class Peers:
             for each in list(self._known):
                 self._forget_idle(each, now_s)
         if peer not in self._known.get(source, ()) and len(self._known.get(source, ())) >= self._most:
-            self._forget_idle(source, now_s)
-            count = len(self._known.get(source, ()))
-            if count >= self._most:
-                raise RateLimitedError(
-                    f"{count} connections of gRPC are open from {source}, as many as one may have: use those, or close "
-                    "some first",
-                    retry_after_ms=1000,
-                )
+            self._make_room(source, now_s)
         state = self._known.setdefault(source, {}).setdefault(peer, [0, now_s])
         state[0] += 1
         try:
@@ -135,6 +132,17 @@ class Peers:
         finally:
             state[0] -= 1
             state[1] = self._clock_s()
+
+    def _make_room(self, source: str, now_s: float) -> None:
+        peers = self._known[source]
+        idle = [(at_s, peer) for peer, (calls, at_s) in peers.items() if not calls and now_s - at_s >= self._SHORTLY_S]
+        if not idle:
+            raise RateLimitedError(
+                f"{len(peers)} connections of gRPC from {source} have calls under way, or had a moment ago, as many as "
+                "one may have: use those, or close some first",
+                retry_after_ms=1000,
+            )
+        del peers[min(idle)[1]]
 
     def _forget_idle(self, source: str, now_s: float) -> None:
         peers = self._known[source]

@@ -87,7 +87,7 @@ class Operations:
         self._requests = requests
         self._audit = audit
         self._now_ms = now_ms
-        self._again = again
+        self.again = again
         self._topics = TopicCache(rq)
         self._producer: Any = None
 
@@ -338,7 +338,7 @@ class Operations:
                     await consumer.seek_async((topic, partition or 0), offset)
                 while True:
                     batch = await consumer.poll_async(max_records=_TAIL_RECORDS, timeout_ms=_TAIL_WAIT_MS)
-                    _topic(self._again(caller), "consume", topic)
+                    _topic(self.again(caller), "consume", topic)
                     yield batch
             finally:
                 await consumer.close_async()
@@ -351,6 +351,7 @@ class Operations:
         caller.check("consume", "group", check_name("consumer", consumer_id))
         session = await self._sessions.tracked(caller, topic, consumer_id)
         async with session.lock:
+            # Their positions are committed: what came is handed out, whatever became of his key while he waited.
             return await session.poll(_count(max_records), self.checked_wait(wait_ms), remember=False)
 
     # -- sessions -----------------------------------------------------------------------------------
@@ -381,10 +382,14 @@ class Operations:
     def session(self, caller: Caller, session_id: str) -> Session:
         """It is heard of by this. What its key may not do any more it cannot do here either."""
         session = self._sessions.find(caller, session_id)
+        self.check_reader(caller, session)
+        return session
+
+    def check_reader(self, caller: Caller, session: Session) -> None:
+        """He may still read what this session does. It is not heard of by this."""
         caller.check("consume", "group", session.group)
         for topic in session.topics:
             _topic(caller, "consume", topic)
-        return session
 
     async def poll(
         self, caller: Caller, session_id: str, *, max_records: int, wait_ms: int, cursor: int | None = None
@@ -392,7 +397,9 @@ class Operations:
         """The session's next records, and the cursor behind them. ``cursor``: the last one that the caller has seen."""
         session = self.session(caller, session_id)
         async with session.lock:
-            return await session.read(_count(max_records), self.checked_wait(wait_ms), cursor)
+            found = await session.read(_count(max_records), self.checked_wait(wait_ms), cursor)
+        self.check_reader(self.again(caller), session)  # he has waited; others read what he does not get
+        return found
 
     async def ack(self, caller: Caller, session_id: str, places: Sequence[Place], *, through: int | None = None) -> int:
         """These, or all through a cursor. May come beside a poll."""

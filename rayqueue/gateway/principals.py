@@ -150,6 +150,12 @@ class Token(NamedTuple):
         return None if found is None else Token(found[1], found[2])
 
 
+def shown_key(text: str | None) -> str:
+    """A key's id, which may be told, if this may be a key at all."""
+    token = None if text is None else Token.parse(text)
+    return "none" if token is None else token.key_id
+
+
 class KeyRing:
     """All keys that ever were."""
 

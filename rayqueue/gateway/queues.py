@@ -230,12 +230,20 @@ class Queues:
         except asyncio.CancelledError:
             self._rq.io.loop.call_soon_threadsafe(queue.give_back, taken)
             raise
+        try:
+            _queue(self._operations.again(caller), "consume", name)  # he has waited
+        except RayQueueError:
+            self.give_back(name, taken)
+            raise
         return taken
 
     async def check_worker(self, caller: Caller, name: str) -> None:
         """He may work on it, and it is a queue."""
-        _queue(caller, "consume", name)
+        self.check_grant(caller, name)
         await self._info(name)
+
+    def check_grant(self, caller: Caller, name: str) -> None:
+        _queue(caller, "consume", name)
 
     def give_back(self, name: str, taken: Sequence[TakenJob]) -> None:
         """Their caller went before he could get them."""
@@ -298,6 +306,7 @@ class Queues:
         handle = self._handle(name)
         call = GetResult(id=where.offset, wait_ms=wait_ms)
         found: JobResult = await run_awaiting(handle.ask_partition(where.partition, call, may_take_ms=wait_ms))
+        _queue(self._operations.again(caller), "describe", name)  # he has waited
         if found.state == "gone":
             raise UnknownJobError(
                 f"there is no result of job {job} of {name}: none was wanted, or it was kept for result_ttl_ms and is "

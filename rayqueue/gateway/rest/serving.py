@@ -28,7 +28,7 @@ from rayqueue.errors import (
     UnauthenticatedError,
     UnsupportedMediaError,
 )
-from rayqueue.gateway.principals import ANYONE, Caller, Token
+from rayqueue.gateway.principals import ANYONE, Caller, shown_key
 from rayqueue.gateway.rest import bodies, problems
 from rayqueue.gateway.rest.console import add_console
 from rayqueue.gateway.rest.handlers import Answer, Call, Events, Handed
@@ -202,12 +202,6 @@ def token_of(headers: dict[str, str]) -> str | None:
     """The key that a request shows."""
     scheme, _, token = headers.get("authorization", "").partition(" ")
     return token.strip() if scheme.lower() == "bearer" else headers.get("x-api-key")
-
-
-def shown_key(token: str | None) -> str:
-    """A key's id, which may be told, if this may be a key at all."""
-    parsed = None if token is None else Token.parse(token)
-    return "none" if parsed is None else parsed.key_id
 
 
 def of_error(error: RayQueueError) -> Reply:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -24,14 +25,14 @@ from rayqueue.errors import (
     RayQueueError,
     UnauthenticatedError,
 )
-from rayqueue.gateway.principals import Caller
-from rayqueue.gateway.rest.serving import shown_key
+from rayqueue.gateway.principals import Caller, shown_key
 from rayqueue.gateway.rpc.statuses import status_of
 from rayqueue.gateway.within import within
 
 _log = logging.getLogger(__name__)
 
-PUBLIC = ("/grpc.health.v1.Health/", "/grpc.reflection.")
+_HEALTH = "/grpc.health.v1.Health/"
+PUBLIC = (_HEALTH, "/grpc.reflection.")
 """Need no key: they say what can be asked, nothing of the queue."""
 
 
@@ -183,8 +184,10 @@ class _Calls:
     async def _ending(self, context: Any, work: Callable[[], Awaitable[Any]]) -> Any:
         peer = context.peer()
         source, limits = source_of(peer), self._gateway.limits
+        # Who looks whether a gateway lives connects anew each time, and is no caller.
+        checks = self._method.startswith(_HEALTH)
         try:
-            with limits.peers.held(source, peer), limits.calls.held(source):
+            with nullcontext() if checks else limits.peers.held(source, peer), limits.calls.held(source):
                 return await work()
         except RayQueueError as error:
             if self._gateway.keys.some and isinstance(error, UnauthenticatedError | PermissionDeniedError):

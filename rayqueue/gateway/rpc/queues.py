@@ -12,11 +12,12 @@ from rayqueue.client.queue.dead import DeadJob
 from rayqueue.client.queue.decoding import PeekedJob
 from rayqueue.client.queue.detached import Kind, TakenJob
 from rayqueue.errors import InvalidInputError
+from rayqueue.gateway.principals import Caller
 from rayqueue.gateway.queues import MAX_CHANGED, PutJob, Queues, QueueState, Wanted
 from rayqueue.gateway.rpc.admin import given_settings, settings_of
 from rayqueue.gateway.rpc.calls import Rpc
 from rayqueue.gateway.rpc.messages import columns_of_contents
-from rayqueue.gateway.rpc.records import next_message
+from rayqueue.gateway.rpc.records import LOOK_EVERY_S, heard_within, next_message
 from rayqueue.gateway.rpc.v1 import common_pb2
 from rayqueue.gateway.rpc.v1 import queues_pb2 as pb
 from rayqueue.gateway.rpc.v1.queues_pb2_grpc import QueueServiceServicer
@@ -205,6 +206,7 @@ class _Stream:
             request = await next_message(reading, self._timeout_ms / 1000)
             if request is None:
                 return
+            self._again()
             kind = request.WhichOneof("message")
             if kind == "credit":
                 self._credit = min(self._credit + request.credit.jobs, _MAX_CREDIT)
@@ -212,13 +214,18 @@ class _Stream:
             elif kind != "heartbeat":
                 raise InvalidInputError("after the first message come credit and heartbeat")
 
+    def _again(self) -> Caller:
+        """The caller, as he is now: he may still work here."""
+        caller: Caller = self._gateway.keys.again(self._rpc.caller)
+        self._queues.check_grant(caller, self._name)
+        return caller
+
     async def _send(self) -> None:
         while True:
+            caller = self._again()
             if self._credit <= 0:
-                self._more.clear()
-                await self._more.wait()
+                await heard_within(self._more, LOOK_EVERY_S)
                 continue
-            caller = self._gateway.keys.again(self._rpc.caller)
             taken = await self._queues.get(
                 caller,
                 self._name,

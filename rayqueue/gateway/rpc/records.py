@@ -17,6 +17,7 @@ import msgspec
 
 from rayqueue.errors import InvalidInputError, RayQueueError, SessionGoneError
 from rayqueue.gateway.operations import Operations
+from rayqueue.gateway.principals import Caller
 from rayqueue.gateway.rpc.calls import Messages, Rpc
 from rayqueue.gateway.rpc.messages import columns_of, isolation_of, places_of, records_of
 from rayqueue.gateway.rpc.statuses import problem_of
@@ -30,6 +31,8 @@ _SEND_RECORDS = 1000
 _POLL_MS = 500
 _MAX_CREDIT = 1_000_000
 _DEFAULT_RECORDS = 500
+LOOK_EVERY_S = 1.0
+"""How long a stream that is owed nothing is left alone: then its caller's key is looked at again."""
 _APPENDED = pb.AppendResponse.RECORDS_FIELD_NUMBER
 _PRODUCED = pb.ProduceResponse.RECORDS_FIELD_NUMBER
 
@@ -109,6 +112,9 @@ class Records(RecordServiceServicer):
                 async with turn:
                     await rpc.context.write(answer)
                 quiet.heard()
+            except Exception as error:  # noqa: BLE001  # nobody foresaw it: his answer is the end of the stream
+                if not rpc.context.done():
+                    quiet.fail(error)
             finally:
                 room.release()
 
@@ -207,23 +213,22 @@ class _Subscription:
             request = await next_message(reading, self._session.timeout_s)
             if request is None:
                 return
-            operations.session(self._rpc.caller, self._session.session_id)
+            caller = self._service._gateway.keys.again(self._rpc.caller)
+            operations.session(caller, self._session.session_id)
             kind = request.WhichOneof("message")
             if kind == "credit":
                 self._credit = min(self._credit + request.credit.records, _MAX_CREDIT)
                 self._more.set()
             elif kind == "ack":
-                await self._ack(request.ack)
+                await self._ack(caller, request.ack)
             elif kind != "heartbeat":
                 raise InvalidInputError("after the join come credit, ack and heartbeat")
 
-    async def _ack(self, ack: pb.AckRecords) -> None:
+    async def _ack(self, caller: Caller, ack: pb.AckRecords) -> None:
         self._service._gateway.limits.more(self._rpc.who, ack.ByteSize())
         places, through = places_of(ack.places), ack.through if ack.HasField("through") else None
         try:
-            count = await self._service._operations.ack(
-                self._rpc.caller, self._session.session_id, places, through=through
-            )
+            count = await self._service._operations.ack(caller, self._session.session_id, places, through=through)
             answer = pb.Acked(number=ack.number, acknowledged=count)
         except SessionGoneError:
             raise
@@ -234,11 +239,11 @@ class _Subscription:
     async def _send(self) -> None:
         operations, rpc, session = self._service._operations, self._rpc, self._session
         while True:
-            if self._credit <= 0:
-                self._more.clear()
-                await self._more.wait()
-                continue
             caller = self._service._gateway.keys.again(rpc.caller)
+            if self._credit <= 0:
+                operations.check_reader(caller, session)
+                await heard_within(self._more, LOOK_EVERY_S)
+                continue
             most = min(self._credit, _SEND_RECORDS)
             found, cursor = await operations.poll(
                 caller, session.session_id, max_records=most, wait_ms=_POLL_MS, cursor=session.cursor
@@ -250,7 +255,7 @@ class _Subscription:
 
 
 class Quiet:
-    """Watches over a stream: if nothing came or went for so long, its task is cancelled."""
+    """Watches over a stream: if nothing came or went for so long, or what it does has failed, its task is cancelled."""
 
     def __init__(self, most_s: float) -> None:
         self._loop = asyncio.get_running_loop()
@@ -258,6 +263,7 @@ class Quiet:
         self._most_s = most_s
         self._heard_s = self._loop.time()
         self._over = False
+        self._error: BaseException | None = None
         self._timer = self._loop.call_later(most_s, self._look)
 
     def heard(self) -> None:
@@ -271,13 +277,28 @@ class Quiet:
             self._over = True
             self._task.cancel()
 
+    def fail(self, error: BaseException) -> None:
+        """The first of them counts."""
+        if self._error is None and self._task is not None:
+            self._error = error
+            self._task.cancel()
+
     def check(self) -> None:
-        """``SessionGoneError`` if it was cancelled by this."""
+        """``SessionGoneError``, or what has failed, if it was cancelled by this."""
+        if self._error is not None:
+            raise self._error
         if self._over:
             raise SessionGoneError(f"nothing came or was taken for {self._most_s:g} s: open the stream again") from None
 
     def close(self) -> None:
         self._timer.cancel()
+
+
+async def heard_within(more: asyncio.Event, seconds: float) -> None:
+    """Until it is set, which it is not any more then, or for so long."""
+    with suppress(asyncio.TimeoutError):
+        await asyncio.wait_for(more.wait(), seconds)
+    more.clear()
 
 
 async def next_message(reading: AsyncIterator[Any], within_s: float) -> Any:

@@ -7,7 +7,7 @@ import pytest
 from rayqueue.config import GatewaySettings
 from rayqueue.errors import RateLimitedError
 from rayqueue.gateway import limits
-from rayqueue.gateway.limits import Buckets, Limits, Slots
+from rayqueue.gateway.limits import Buckets, Limits, Peers, Slots
 
 
 class Clock:
@@ -69,3 +69,27 @@ def test_guessing_keys_is_limited_by_address() -> None:
     with pytest.raises(RateLimitedError):
         shares.arrived("10.0.0.1")
     shares.arrived("10.0.0.2")
+
+
+def test_connections_that_are_closed_again_do_not_keep_others_out() -> None:
+    """Nobody says that they are: those that were idle the longest are taken for it."""
+    clock = Clock()
+    peers = Peers(10, 75, clock)
+    with peers.held("a", "lasting"):
+        for number in range(300):
+            with peers.held("a", str(number)):
+                pass
+            clock.now_s += 0.2
+        assert set(peers._known["a"]) == {"lasting", *map(str, range(291, 300))}
+    busy = [peers.held("b", str(number)) for number in range(10)]
+    for each in busy:
+        each.__enter__()
+    clock.now_s += 70
+    with pytest.raises(RateLimitedError), peers.held("b", "another"):
+        pass
+    busy[3].__exit__(None, None, None)
+    with pytest.raises(RateLimitedError), peers.held("b", "another"):
+        pass
+    clock.now_s += 1
+    with peers.held("b", "another"):
+        assert "3" not in peers._known["b"]

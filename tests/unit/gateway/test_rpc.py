@@ -6,6 +6,7 @@ import importlib.machinery
 import importlib.util
 import queue
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -24,6 +25,7 @@ from rayqueue.gateway.rpc.serving import SERVICES
 from rayqueue.gateway.rpc.v1 import admin_pb2, common_pb2, queues_pb2
 from rayqueue.gateway.rpc.v1 import records_pb2 as pb
 from rayqueue.gateway.rpc.v1.admin_pb2_grpc import AdminServiceStub
+from rayqueue.gateway.rpc.v1.queues_pb2_grpc import QueueServiceStub
 from rayqueue.gateway.rpc.v1.records_pb2_grpc import RecordServiceStub
 from rayqueue.gateway.server import Gateway
 from rayqueue.testing import memory, wait_for
@@ -346,6 +348,44 @@ def test_one_address_has_so_many_connections(start: Callable[..., Gateway], rq: 
         wait_for(let_in, "a connection that was idle to be forgotten", 30)
 
 
+def test_who_looks_whether_the_gateway_lives_takes_nobodys_connection(
+    start: Callable[..., Gateway], rq: memory.MemoryQueue
+) -> None:
+    gateway = start(max_connections_per_source=2)
+    options = [("grpc.use_local_subchannel_pool", 1)]
+    with ExitStack() as open_channels:
+        for _ in range(4):
+            channel = open_channels.enter_context(
+                grpc.insecure_channel(f"127.0.0.1:{gateway.grpc_port}", options=options)
+            )
+            assert health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest()).status == 1
+        assert not stub_of(AdminServiceStub, channel).ListTopics(admin_pb2.ListTopicsRequest()).topics
+
+
+def test_a_stream_of_batches_ends_if_one_fails_as_nobody_foresaw(
+    start: Callable[..., Gateway], rq: memory.MemoryQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rq.create_topic("orders")
+    gateway = start(idle_timeout_ms=5000)
+
+    async def failing(*_: Any) -> Any:
+        raise ZeroDivisionError("a bug")
+
+    silent = threading.Event()
+
+    def one_and_no_more() -> Iterator[Any]:
+        yield pb.ProduceRequest(topic="orders", records=new(b"x"))
+        silent.wait(30)
+
+    monkeypatch.setattr(gateway.operations, "publish", failing)
+    with grpc.insecure_channel(f"127.0.0.1:{gateway.grpc_port}") as channel:
+        with pytest.raises(grpc.RpcError) as told:
+            next(stub_of(RecordServiceStub, channel).Produce(one_and_no_more()))
+        assert told.value.code() == grpc.StatusCode.INTERNAL
+        silent.set()
+    wait_for(lambda: not gateway.limits.streams._held, "no stream to be held")
+
+
 @pytest.mark.slow
 def test_a_stream_over_which_nothing_goes_is_ended(start: Callable[..., Gateway], rq: memory.MemoryQueue) -> None:
     rq.create_topic("orders")
@@ -505,6 +545,91 @@ def test_a_stream_ends_when_its_key_is_revoked(rq: memory.MemoryQueue, start: Ca
         for stream in streams:
             assert refused(list, stream)[1] == "unauthenticated"
         sent.end()
+
+
+@pytest.mark.parametrize("how", ["revoked", "grant taken back"])
+def test_a_stream_without_credit_ends_when_its_key_may_not_any_more(
+    rq: memory.MemoryQueue, start: Callable[..., Gateway], how: str
+) -> None:
+    """And what its caller acknowledges then does not count."""
+    rq.create_topic("orders")
+    rq.create_topic("emails", queue=True)
+    for topic in ("orders", "emails"):
+        with rq.producer() as producer:
+            producer.send(topic, b"x").result()
+    store = KeyStore(rq)
+    token, _ = store.create("all", ["consume:*:*"])
+    gateway = start()
+    metadata = [("authorization", f"Bearer {token.text}")]
+    with grpc.insecure_channel(f"127.0.0.1:{gateway.grpc_port}") as channel:
+        sent, jobs = Sent(), Sent()
+        sent.put(join=pb.Join(group="g", topics=["orders"], credit=1, timeout_ms=60_000))
+        reading = stub_of(RecordServiceStub, channel).Subscribe(iter(sent), metadata=metadata)
+        assert next(reading).joined.group == "g"
+        got = next(reading).records
+        assert [each.value for each in got.records] == [b"x"]
+        jobs._waiting.put(
+            queues_pb2.StreamJobsRequest(open=queues_pb2.OpenJobs(queue="emails", credit=1, timeout_ms=60_000))
+        )
+        working = stub_of(QueueServiceStub, channel).StreamJobs(iter(jobs), metadata=metadata)
+        assert next(working).timeout_ms == 60_000
+        assert next(working).jobs
+        if how == "revoked":
+            store.revoke(token.key_id)
+        else:
+            store.grant(token.key_id, ["consume:*:*"], take_back=True)
+
+        def heard() -> bool:
+            caller = gateway.keys._ring.get(token.key_id)
+            return caller is not None and (caller.revoked_ms is not None or not caller.grants)
+
+        wait_for(heard, "the gateway to hear of it")
+        sent.put(ack=pb.AckRecords(number=1, through=got.cursor))
+        expected = "unauthenticated" if how == "revoked" else "permission_denied"
+        began_s = time.monotonic()
+        for stream in (reading, working):
+            assert refused(list, stream)[1] == expected
+        assert time.monotonic() - began_s < 20
+        sent.end()
+        jobs.end()
+    assert not rq.group("g").partitions, "nothing is committed"
+
+
+def test_what_comes_while_a_key_is_revoked_is_not_handed_out(
+    rq: memory.MemoryQueue, start: Callable[..., Gateway]
+) -> None:
+    rq.create_topic("orders")
+    rq.create_topic("emails", queue=True)
+    store = KeyStore(rq)
+    token, _ = store.create("all", ["consume:*:*"])
+    gateway = start()
+    headers = {"Authorization": f"Bearer {token.text}"}
+    url = f"http://127.0.0.1:{gateway.rest_port}/v1"
+    answers: dict[str, int] = {}
+    session = httpx.post(f"{url}/groups/g/sessions", json={"topics": ["orders"]}, headers=headers).json()["session"]
+
+    def ask(method: str, path: str) -> None:
+        answers[path] = httpx.request(method, f"{url}{path}", headers=headers, timeout=60).status_code
+
+    reading = ("GET", f"/sessions/{session}/records?wait_ms=20000")
+    working = ("POST", "/queues/emails/jobs/lease?wait_ms=20000")
+    asking = [threading.Thread(target=ask, args=each) for each in (reading, working)]
+    for each in asking:
+        each.start()
+    wait_for(lambda: any(each.members for each in rq.groups()), "a member")
+    wait_for(lambda: gateway.queues._known, "the question for jobs")
+    store.revoke(token.key_id)
+    wait_for(lambda: gateway.keys._ring.keys[0].revoked_ms is not None, "the gateway to hear of it")
+    with rq.producer() as producer:
+        producer.send("orders", b"x").result()
+        producer.send("emails", b"x").result()
+    for each in asking:
+        each.join(30)
+    assert answers == {reading[1]: 401, working[1]: 401}
+    with rq.queue("emails") as emails:
+        (job,) = emails.get(timeout_ms=10_000)
+        assert (job.value, job.deliveries) == (b"x", 1)
+        job.ack()
 
 
 # -- hostile callers --------------------------------------------------------------------------------------
