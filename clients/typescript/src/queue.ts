@@ -11,6 +11,7 @@ import { backoffMs, retried } from "./backoff.js";
 import { RayQueueError } from "./errors.js";
 import {
   type DeadJob as WireDeadJob,
+  type GetJobResultResponse,
   type Job as WireJob,
   NewJobSchema,
   type QueueService,
@@ -18,7 +19,7 @@ import {
   StreamJobsRequestSchema,
 } from "./gen/rayqueue/v1/queues_pb.js";
 import { Outbox } from "./outbox.js";
-import { Contents, type NewContents, toWire } from "./records.js";
+import { type Bytes, Contents, type NewContents, toValue, toWire } from "./records.js";
 
 const AT_ONCE = 1000; // leases in one request
 const EXTEND_AFTER = 1 / 3;
@@ -36,6 +37,20 @@ export interface NewJob extends NewContents {
   ttlMs?: number;
   /** Of those with the same one within the queue's `dedupeWindowMs` only the first is put. */
   dedupeId?: string;
+  /** What becomes of it is asked for with `result`; it is kept for the queue's `resultTtlMs`. */
+  wantResult?: boolean;
+}
+
+/** What a job is acknowledged with, for whoever put it with `wantResult`. Of `value` and `json` one. */
+export interface NewResult {
+  value?: Bytes | null;
+  json?: unknown;
+}
+
+/** A job as it is in the queue now. */
+export interface JobState {
+  state: "ready" | "leased" | "delayed" | "dead" | "gone";
+  deliveries: number;
 }
 
 export interface PutJob {
@@ -69,6 +84,39 @@ export interface JobsOptions {
   reconnect?: boolean;
 }
 
+/** A job that waits: nobody holds it by this. */
+export class PeekedJob extends Contents {
+  readonly id: string;
+  /** How often it was given out before. */
+  readonly deliveries: number;
+  readonly priority: number;
+  readonly putAtMs: number;
+
+  constructor(wire: WireJob) {
+    super(wire);
+    this.id = wire.jobId;
+    this.deliveries = wire.deliveries;
+    this.priority = wire.priority;
+    this.putAtMs = Number(wire.putAtMs);
+  }
+}
+
+/** What became of a job. Its value is what it was acknowledged with. */
+export class JobResult extends Contents {
+  /** `pending`: it was none of the others in time. */
+  readonly state: "done" | "dead" | "cancelled" | "pending";
+  /** Of one that is dead. */
+  readonly reason: string;
+  readonly traceback: string;
+
+  constructor(wire: GetJobResultResponse) {
+    super({ headers: [], ...(wire.result === undefined ? {} : { value: wire.result }) });
+    this.state = wire.state as JobResult["state"];
+    this.reason = wire.reason;
+    this.traceback = wire.traceback;
+  }
+}
+
 /** A job in hand. It ends in one way: `ack`, `nack`, `reject` or `release`; or its lease ends, and it comes again. */
 export class Job extends Contents {
   readonly id: string;
@@ -91,9 +139,14 @@ export class Job extends Contents {
     this.#queue = queue;
   }
 
-  /** It is done, and never comes back. Resolves once that is on the disks of a majority; rejects with `lease_lost`. */
-  async ack(): Promise<void> {
-    await this.#queue.ack(this);
+  /**
+   * It is done, and never comes back; with a result for whoever waits for it. Resolves once that is on the disks of a
+   * majority; rejects with `lease_lost`.
+   */
+  async ack(result?: NewResult): Promise<void> {
+    const value = result && toValue(result);
+    if (value === undefined) await this.#queue.ack(this);
+    else await this.#queue.end("ack", [this], { result: value });
   }
 
   /** It is to be tried again, after `delayMs` or the queue's back-off; after `max_deliveries` it is a dead letter. */
@@ -226,6 +279,34 @@ export class WorkQueue {
     }
   }
 
+  /** What became of a job that was put with `wantResult`; waits for it. Rejects with `unknown_job` if nobody knows. */
+  async result(jobId: string, options: { waitMs?: number } = {}): Promise<JobResult> {
+    const waitMs = options.waitMs ?? 1000;
+    const request = { queue: this.name, jobId, waitMs };
+    return new JobResult(
+      await retried(this.timeoutMs + waitMs, true, (timeoutMs) => this.client.getJobResult(request, { timeoutMs })),
+    );
+  }
+
+  /** The jobs that are given out next, at most so many. They stay. */
+  async peek(max = 10): Promise<PeekedJob[]> {
+    const request = { queue: this.name, maxJobs: max };
+    const { jobs } = await retried(this.timeoutMs, true, (timeoutMs) => this.client.peekJobs(request, { timeoutMs }));
+    return jobs.map((each) => new PeekedJob(each));
+  }
+
+  async state(jobId: string): Promise<JobState> {
+    const request = { queue: this.name, jobId };
+    const found = await retried(this.timeoutMs, true, (timeoutMs) => this.client.getJobState(request, { timeoutMs }));
+    return { state: found.state as JobState["state"], deliveries: found.deliveries };
+  }
+
+  /** Drop a job that waits. Rejects with `unknown_job` if somebody works on it, or it is gone. */
+  async cancel(jobId: string): Promise<void> {
+    const request = { queue: this.name, jobId };
+    await retried(this.timeoutMs, false, (timeoutMs) => this.client.cancelJob(request, { timeoutMs }));
+  }
+
   /** Exact numbers, over all partitions. */
   async size(): Promise<QueueSize> {
     const { size } = await retried(this.timeoutMs, true, (timeoutMs) =>
@@ -302,13 +383,18 @@ export class WorkQueue {
   }
 
   /** Says how these ended, until it is told; rejects with `lease_lost` if one of them was lost. @internal */
-  async end(how: Ending, jobs: Job[], said: { delayMs?: number; reason?: string; traceback?: string }): Promise<void> {
+  async end(
+    how: Ending,
+    jobs: Job[],
+    said: { delayMs?: number; reason?: string; traceback?: string; result?: Uint8Array<ArrayBuffer> },
+  ): Promise<void> {
     for (const job of jobs) this.#held.delete(job.lease);
     const { reason = "", traceback = "" } = said;
     const told = { queue: this.name, leases: jobs.map((each) => each.lease) };
     const delay = said.delayMs === undefined ? {} : { delayMs: BigInt(said.delayMs) };
+    const result = said.result === undefined ? {} : { result: said.result };
     const calls = {
-      ack: (timeoutMs: number) => this.client.ackJobs(told, { timeoutMs }),
+      ack: (timeoutMs: number) => this.client.ackJobs({ ...told, ...result }, { timeoutMs }),
       nack: (timeoutMs: number) => this.client.nackJobs({ ...told, ...delay, reason, traceback }, { timeoutMs }),
       reject: (timeoutMs: number) => this.client.rejectJobs({ ...told, reason, traceback }, { timeoutMs }),
       release: (timeoutMs: number) => this.client.releaseJobs(told, { timeoutMs }),
@@ -478,6 +564,7 @@ function toWireJob(job: NewJob): MessageInitShape<typeof NewJobSchema> {
     ...(job.deliverAt === undefined ? {} : { deliverAtMs: BigInt(job.deliverAt.getTime()) }),
     ...(job.ttlMs === undefined ? {} : { ttlMs: BigInt(job.ttlMs) }),
     ...(job.dedupeId === undefined ? {} : { dedupeId: job.dedupeId }),
+    wantResult: job.wantResult ?? false,
   };
 }
 

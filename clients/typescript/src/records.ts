@@ -49,11 +49,17 @@ const decoder = new TextDecoder("utf-8", { fatal: true });
 const bytes = (value: Bytes): Uint8Array<ArrayBuffer> =>
   (typeof value === "string" ? encoder.encode(value) : value) as Uint8Array<ArrayBuffer>;
 
+/** The bytes of a value, if there is one. */
+export function toValue(given: { value?: Bytes | null; json?: unknown }): Uint8Array<ArrayBuffer> | undefined {
+  if (given.json !== undefined && given.value != null) throw new TypeError("a record has one of value and json");
+  if (given.json !== undefined) return bytes(JSON.stringify(given.json));
+  return given.value == null ? undefined : bytes(given.value);
+}
+
 export function toWire(record: NewRecord): WireNewRecord {
-  if (record.json !== undefined && record.value != null) throw new TypeError("a record has one of value and json");
   const made = create(NewRecordSchema, { priority: record.priority ?? 0 });
-  if (record.json !== undefined) made.value = bytes(JSON.stringify(record.json));
-  else if (record.value != null) made.value = bytes(record.value);
+  const value = toValue(record);
+  if (value !== undefined) made.value = value;
   if (record.key != null) made.key = bytes(record.key);
   if (record.partition !== undefined) made.partition = record.partition;
   if (record.timestampMs !== undefined) made.timestampMs = BigInt(record.timestampMs);

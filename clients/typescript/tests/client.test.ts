@@ -43,6 +43,25 @@ async function take(records: AsyncIterable<ReceivedRecord>, count: number, ack: 
 }
 
 describe("append and fetch", () => {
+  it("reads what is committed, unless it is told to read everything", async () => {
+    const name = await topic();
+    await gateway.tell(`transactions ${name}`);
+    const everything = ["aborted", "committed"];
+    for (const [isolation, wanted] of [
+      [undefined, ["committed"]],
+      ["read_committed", ["committed"]],
+      ["read_uncommitted", everything],
+    ] as const) {
+      const chosen = isolation === undefined ? {} : { isolation };
+      const fetched: string[] = [];
+      for await (const record of rq.fetch(name, { partition: 0, offset: 0, ...chosen }))
+        if (fetched.push(record.text()) === wanted.length) break;
+      expect(fetched).toEqual(wanted);
+      const subscribed = rq.subscribe({ group: `${name}-${isolation ?? "none"}`, topics: [name], ...chosen });
+      expect((await take(subscribed, wanted.length, true)).map((each) => each.text())).toEqual(wanted);
+    }
+  });
+
   it("keeps keys, values, headers, times and their absence", async () => {
     const name = await topic();
     const written = await rq.append(name, [

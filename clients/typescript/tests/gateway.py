@@ -1,6 +1,7 @@
 """A gateway on a queue in memory, for the tests of the TypeScript client: prints its ports, obeys lines on its input.
 
 ``restart``: the gateway ends and another one begins on the same ports and the same queue. ``key GRANT...``: a key.
+``transactions TOPIC``: a record of a transaction that is aborted, and one of another that is committed.
 """
 
 from __future__ import annotations
@@ -36,6 +37,15 @@ def main() -> None:
             elif command == "key":
                 token, _ = KeyStore(rq).create("typescript", words)
                 say(key=token.text)
+            elif command == "transactions":
+                with rq.producer(transactional_id="typescript") as producer:
+                    aborted = producer.transaction()
+                    aborted.begin()
+                    aborted.send(words[0], b"aborted").result()
+                    aborted.abort()
+                    with producer.transaction() as tx:
+                        tx.send(words[0], b"committed")
+                say(committed=True)
         thread.stop()
 
 

@@ -80,6 +80,49 @@ describe("a work queue", () => {
     expect((await failure(tasks.put({ value: "e", ttlMs: 0 }))).code).toBe("invalid_input");
   });
 
+  it("tells what became of a job whose result is wanted", async () => {
+    const tasks = await queue({ maxDeliveries: 1 });
+    const asked = await tasks.put({ json: [6, 7], wantResult: true });
+    expect((await tasks.result(asked.id, { waitMs: 0 })).state).toBe("pending");
+    const waiting = tasks.result(asked.id, { waitMs: 20_000 });
+    const job = await one(tasks);
+    const [left, right] = job.json<[number, number]>();
+    await job.ack({ json: left * right });
+    await job.ack({ json: left * right }); // repeated, it is the same one
+    const done = await waiting;
+    expect([done.state, done.json()]).toEqual(["done", 42]);
+    const empty = await tasks.put({ value: "a", wantResult: true });
+    await (await one(tasks)).ack();
+    expect((await tasks.result(empty.id)).value).toBeNull();
+    const failing = await tasks.put({ value: "b", wantResult: true });
+    await (await one(tasks)).reject("no such customer", { traceback: "line 1" });
+    const dead = await tasks.result(failing.id);
+    expect([dead.state, dead.reason, dead.traceback, dead.value]).toEqual(["dead", "no such customer", "line 1", null]);
+    const plain = await tasks.put({ value: "nobody asks" });
+    expect((await failure(tasks.result(plain.id))).code).toBe("unknown_job");
+    await expect((await one(tasks)).ack({ json: 1, value: "1" })).rejects.toThrow(TypeError);
+  });
+
+  it("shows single jobs, and drops one that waits", async () => {
+    const tasks = await queue();
+    const [first, second] = await tasks.putMany([
+      { value: "a", key: "k", wantResult: true },
+      { value: "b", delayMs: 3_600_000 },
+    ]);
+    if (!first || !second) throw new Error("a short answer");
+    expect((await tasks.peek()).map((each) => [each.id, each.text(), each.keyText(), each.deliveries])).toEqual([
+      [first.id, "a", "k", 0],
+    ]);
+    expect(await tasks.state(first.id)).toEqual({ state: "ready", deliveries: 0 });
+    expect((await tasks.state(second.id)).state).toBe("delayed");
+    await tasks.cancel(second.id);
+    expect((await failure(tasks.cancel(second.id))).code).toBe("unknown_job");
+    expect((await tasks.state(second.id)).state).toBe("gone");
+    await tasks.cancel(first.id);
+    expect((await tasks.result(first.id)).state).toBe("cancelled");
+    expect(await tasks.get({ waitMs: 0 })).toEqual([]);
+  });
+
   it("tries again what failed, keeps what always fails, and redrives it", async () => {
     const tasks = await queue({ maxDeliveries: 2 });
     await tasks.put({ value: "a" });
