@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import struct
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from random import Random
 from typing import Any, NamedTuple, get_args
 
@@ -618,3 +619,7 @@ TARGETS: dict[str, Target] = {
     ),
     "members": Target([ReplicaSet.of(["n1", "n2"], ["n3"]).encode()], lambda: _members),
 }
+if find_spec("fastapi") is not None and find_spec("grpc_health") is not None:  # the gateway's extra
+    from tests.fuzz import gateway_forms
+
+    TARGETS |= {name: Target(*each) for name, each in gateway_forms.TARGETS.items()}
