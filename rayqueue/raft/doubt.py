@@ -91,7 +91,9 @@ class Doubt:
     def voters(self, own: Membership) -> frozenset[ReplicaId]:
         """Those who must answer, as far as is known, and the replica itself."""
         known = [own, *self._memberships.values()]
-        return max(known, key=lambda each: (each.index, bool(each.voters))).voters
+        newest = max(each.index for each in known)
+        # Of those who agree on what is committed one may have more in its log: its voters may have decided already.
+        return frozenset[ReplicaId]().union(*(each.voters for each in known if each.index == newest))
 
     def asked(self, me: ReplicaId, own: Membership) -> frozenset[ReplicaId]:
         """Those who have answered, too: that somebody who never will has left the group is theirs to say."""

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from copy import deepcopy
+from itertools import permutations
+
+import pytest
 
 from rayqueue.ids import Index, ReplicaId, Term
 from rayqueue.log.memory_store import MemoryDisk
@@ -175,3 +178,16 @@ def test_who_must_answer_is_said_by_the_newest_membership() -> None:
     assert doubt.take(ReplicaId("d"), Account(Term(5), 7, Index(8), Term(4), Index(8), newer.members))
     assert doubt.resolve(me, own) == 5
     assert doubt.floor == (4, 9)
+
+
+@pytest.mark.parametrize("order", list(permutations("bcd", 2)))
+def test_who_may_vote_by_any_of_the_newest_memberships_must_answer_in_whatever_order(order: tuple[str, str]) -> None:
+    """The others agree on what is committed; one of them has the promotion of the fourth in its log besides."""
+    told = {"b": "abc", "c": "abcd", "d": "abcd"}
+    own = Membership(Index(3), frozenset(map(ReplicaId, "abc")))
+    doubt = Doubt("restored", 7)
+    for node in order:
+        members = ReplicaSet.of(told[node]).encode()
+        assert doubt.take(ReplicaId(node), Account(Term(4), 7, Index(11), Term(4), Index(10), members))
+    assert doubt.missing(ReplicaId("a"), own) == set("bcd") - set(order)
+    assert doubt.resolve(ReplicaId("a"), own) is None
