@@ -387,7 +387,8 @@ class ClusterSettings(Section):
     max_partitions: Positive = Field(default=100_000, description="partitions of all topics at a time")
     broker_wait_ms: NotNegative = Field(
         default=10_000,
-        description="a new topic waits this long for known brokers that are away, rather than put copies on one node",
+        description="a new topic waits this long for known brokers that are away, rather than put copies on one node;"
+        " a broker that was decommissioned is given up when it has been away for so long",
     )
     replace_after_ms: Positive | None = Field(
         default=None,

@@ -38,7 +38,6 @@ from rayqueue.cluster.brokers import Seen
 from rayqueue.cluster.commands import (
     CreateCluster,
     EndRebalance,
-    ForgetBroker,
     GroupsForgotten,
     PutBroker,
     ReplicasMade,
@@ -46,6 +45,7 @@ from rayqueue.cluster.commands import (
 )
 from rayqueue.cluster.moves import Reason
 from rayqueue.cluster.placement import AliveBroker
+from rayqueue.cluster.repairs import forgettable
 from rayqueue.ids import GroupId, ReplicaId
 from rayqueue.net.requests import in_time
 from rayqueue.partition.commands import expire_groups_command
@@ -143,6 +143,8 @@ class Keeper:
         self._own.note_voters(view)
         self._crew.manifest = self._own.manifest
         await self._census.look(view.brokers.values(), self._own.manifest)
+        if not self._expects_more():
+            self._mover.note_away(view, self._census.current.keys())
         await self._write_down(view)
         here, leaving = self._census.current, self._census.leaving
         fate = _MOVED_OFF if self._settings.cluster.replace_after_ms is not None else _LEFT_THERE
@@ -193,9 +195,9 @@ class Keeper:
             facts = each.host, each.ray_node, each.memory_bytes, self._census.homes[each.ray_node].directory
             if row is None or (row.host, row.ray_node, row.memory_bytes, row.directory) != facts:
                 await self._hands.change(PutBroker(each.broker, *facts))
-        for broker in self._draining - self._census.current.keys():
-            if broker not in self._own.coordinators.values():
-                await self._hands.change(ForgetBroker(broker))  # void as long as it has anything
+        here, given_up, coordinators = self._census.current, self._mover.given_up, self._own.coordinators.values()
+        for gone in forgettable(self._draining, here, given_up, view.replica_counts, coordinators, view.doomed):
+            await self._hands.change(gone)
         if alive != self._told_brokers and not self._expects_more():
             self._hands.replica.run(lambda: self._hands.replica.service.set_brokers(alive))
             self._told_brokers = alive

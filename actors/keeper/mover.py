@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rayqueue.actors.keeper.hands import Hands
@@ -23,8 +23,9 @@ from rayqueue.actors.ray_calls import FAILURES
 from rayqueue.cluster import moves
 from rayqueue.cluster.brokers import Pace
 from rayqueue.cluster.commands import BeginMove, CancelMove, DropPlanned, FinishMove
-from rayqueue.cluster.moves import Move, Need, Reason, Wishes
+from rayqueue.cluster.moves import Move, Need, Reason
 from rayqueue.cluster.placement import AliveBroker
+from rayqueue.cluster.repairs import Absences, found_of, needs_of
 from rayqueue.cluster.sites import room, spare_bytes
 from rayqueue.config import ClusterSettings
 from rayqueue.errors import ChangeInProgressError, LearnerBehindError, NotInSyncError, RayQueueError
@@ -53,7 +54,7 @@ class Mover:
         self._hands = hands
         self._scout = scout
         self._settings = settings
-        self._away_since_s: dict[str, float] = {}
+        self._absences = Absences(settings)
         self._waiting_said: set[str] = set()
         self._copied: dict[str, list[tuple[float, int]]] = {}
         """By Raft group: when how many bytes were copied, in the last seconds."""
@@ -64,51 +65,33 @@ class Mover:
 
     def lead_no_more(self) -> None:
         """Another coordinator leads: how long brokers were away is its to find out."""
-        self._away_since_s.clear()
+        self._absences.forget()
         self.paces.clear()
         self.waiting.clear()
 
+    def note_away(self, view: ClusterView, here: Collection[str]) -> None:
+        """Before anything else of a look: one that is back is given up no longer."""
+        brokers = {broker: row.draining for broker, row in view.brokers.items()}
+        self._absences.look(time.monotonic(), brokers, here)
+
+    @property
+    def given_up(self) -> Mapping[str, str]:
+        """Brokers that are not waited for any longer, and why: the same for everybody during one look."""
+        return self._absences.given_up
+
     def look(self, view: ClusterView, alive: Sequence[AliveBroker], sizes: Mapping[str, int]) -> None:
         here = {each.broker for each in alive}
-        self._note_away(view, here)
         partitions = {part.group_id: part for info in view.topics.values() for part in info.partitions}
         self.paces = {group_id: pace for group_id, pace in self.paces.items() if group_id in view.moves}
         self._copied = {group_id: seen for group_id, seen in self._copied.items() if group_id in view.moves}
         for group_id, move in view.moves.items():
             self._hands.begin(("move", group_id), self._go_on(move, partitions[group_id], view, here))
-        self._begin_some(view, list(partitions.values()), alive, sizes)
-
-    def _note_away(self, view: ClusterView, here: set[str]) -> None:
-        now_s = time.monotonic()
-        self._away_since_s = {
-            broker: self._away_since_s.get(broker, now_s) for broker in view.brokers if broker not in here
-        }
-
-    @property
-    def given_up(self) -> dict[str, str]:
-        """Brokers that are not waited for any longer, and why."""
-        after_ms = self._settings.replace_after_ms
-        if after_ms is None:
-            return {}
-        now_s = time.monotonic()
-        return {
-            broker: f"broker {broker} has been away for more than {after_ms} ms"
-            for broker, since_s in self._away_since_s.items()
-            if (now_s - since_s) * 1000 >= after_ms
-        }
+        self._begin_some(view, alive, sizes)
 
     # -- what is to be begun ------------------------------------------------------------------------
 
-    def _begin_some(
-        self,
-        view: ClusterView,
-        partitions: list[PartitionInfo],
-        alive: Sequence[AliveBroker],
-        sizes: Mapping[str, int],
-    ) -> None:
-        replaces = self._settings.replace_after_ms is not None
-        draining = {each.broker for each in alive if each.draining or (each.leaving and replaces)}
-        needs = moves.needs(partitions, view.lost, self.given_up, view.moves, draining, _wishes(view, alive))
+    def _begin_some(self, view: ClusterView, alive: Sequence[AliveBroker], sizes: Mapping[str, int]) -> None:
+        needs = needs_of(view, alive, self.given_up, replaces=self._settings.replace_after_ms is not None)
         left, spare = room(alive, view.replica_counts, self._settings), spare_bytes(alive, self._settings)
         counts = dict(view.replica_counts)
         # What is urgent does not wait for what is not.
@@ -179,21 +162,17 @@ class Mover:
         if leader is None:
             return False  # elections take a moment; the next look asks again
         self._measure(move, leader, statuses.get(move.add))
-        new = move.group_id, move.add
-        brokers = {ReplicaId(each.replica_id): each.broker for each in partition.replicas}
-        lost = {node for group_id, node in view.lost if group_id == move.group_id}
-        found = moves.Found(
-            ReplicaSet.of(leader.voters, leader.learners),
+        found = found_of(
+            move,
             leader.replica_id,
-            unmade=new in view.unmade,
-            # One that is an older copy of itself would wait for voters that it is there to replace.
-            lost=new in view.lost or (move.add in statuses and statuses[move.add].doubted is not None),
-            old_broker=brokers.get(ReplicaId(move.remove), ""),
-            well=[each.replica_id for each in statuses.values() if each.damaged is None and each.doubted is None],
-            away=[node for node, broker in brokers.items() if broker not in here or node in lost],
-            gone=[node for node, broker in brokers.items() if broker in self.given_up or node in lost],
+            ReplicaSet.of(leader.voters, leader.learners),
+            statuses.values(),
+            {ReplicaId(each.replica_id): each.broker for each in partition.replicas},
+            here,
+            self.given_up,
+            lost={node for group_id, node in view.lost if group_id == move.group_id},
+            unmade=(move.group_id, move.add) in view.unmade,
             settled=leader.settled,
-            strangers=set(leader.learners) - set(brokers) - {ReplicaId(move.add)},
         )
         step = moves.next_step(move, found, here)
         if step is None:
@@ -258,18 +237,6 @@ def _leader(statuses: Mapping[str, Status]) -> Status | None:
     """What the replica that leads in the newest term says; None if none does."""
     leading = [status for status in statuses.values() if status.role == "leader"]
     return max(leading, key=lambda status: status.term, default=None)
-
-
-def _wishes(view: ClusterView, alive: Sequence[AliveBroker]) -> Wishes:
-    replication = {
-        part.group_id: info.settings.replication
-        for info in view.topics.values()
-        for part in info.partitions
-        if len(part.replicas) != info.settings.replication
-    }
-    changing = {group_id for group_id, _ in view.unmade}
-    changing |= {each.group_id for each in view.recoveries.values() if not each.settled}
-    return Wishes(replication, view.planned, changing, alive)
 
 
 def _words(move: Move) -> str:

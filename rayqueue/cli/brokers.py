@@ -71,6 +71,8 @@ def decommission(
         console().print(f"{broker} is used again. What was moved stays where it is.")
     elif (told := _of(info, broker)) is not None and told.holds:
         console().print(f"{broker} is being emptied: {told.holds} replicas are still there.")
+    elif told is None:
+        console().print(f"{broker} is empty and, as its node is gone, forgotten.")
     else:
         console().print(f"{broker} is empty. Its node can be stopped; the broker is forgotten then.")
 

@@ -9,7 +9,8 @@ Owns these rows of the META table, and writes each change through to it:
     k<node>                a replica of the coordinator that was added after the cluster was made, or, without a
                            broker, one that has left
     e<group>               the generation up to which partitions have still to forget a group that expired
-    d<group id>\\0<node>    a replica of a deleted topic, or one that was replaced, that was not removed yet
+    d<group id>\\0<node>    a replica of a deleted topic, or one that was replaced, that was not removed yet; maybe on
+                           a broker that is forgotten, which removes it should it come back
     x<group id>\\0<node>    a replica whose data is lost, and what it said of it
     v<group id>            a replica that is being replaced
 
@@ -29,6 +30,7 @@ from rayqueue.cluster.commands import (
     BeginMove,
     BeginRebalance,
     CreateTopic,
+    ForgetBroker,
     PlaceCoordinator,
     PutBroker,
     RecoverGroup,
@@ -66,6 +68,8 @@ _EXPIRED = b"e"
 _LOST = b"x"
 _MOVE = b"v"
 _CLOCK_STEP_MS = 1_000
+MAX_LEFT_BEHIND = 10_000
+"""Doomed replicas on brokers that are forgotten. The data of more than these stays, should such a broker come back."""
 _FIRST_COORDINATORS = frozenset(f"c{number}" for number in range(1, 8))
 """The ids that those of a new cluster may have: ``cluster.coordinators`` is at most 7."""
 
@@ -178,11 +182,16 @@ class Catalog:
             return unknown_broker(broker, self.brokers)
         return self._write_broker(msgspec.structs.replace(known, draining=draining))
 
-    def forget_broker(self, broker: str) -> None:
-        known = self.brokers.get(broker)
-        if known is not None and known.draining and not self.holds(broker):
-            del self.brokers[broker]
-            self._store.delete(META, _BROKER + broker.encode())
+    def forget_broker(self, command: ForgetBroker) -> None:
+        broker = command.broker
+        known, doomed = self.brokers.get(broker), any(each.broker == broker for each in self.doomed.values())
+        in_service = self._placed.get(broker) or broker in self.coordinators.values()
+        if known is None or not known.draining or in_service or (doomed and not command.away):
+            return
+        del self.brokers[broker]
+        self._store.delete(META, _BROKER + broker.encode())
+        left_behind = sorted(key for key, replica in self.doomed.items() if replica.broker not in self.brokers)
+        self._strike(self.doomed, _DOOMED, left_behind[:-MAX_LEFT_BEHIND])
 
     def holds(self, broker: str) -> int:
         """How many replicas are still there, the coordinator's and those that are to be deleted among them."""

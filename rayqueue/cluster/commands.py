@@ -59,6 +59,8 @@ class ForgetBroker(Command, frozen=True):
     """A broker that was emptied and has gone. Void if it has replicas, or is not to be emptied. Answers None."""
 
     broker: str
+    away: bool = False
+    """It will hardly come back: what is doomed there does not hold it. Should it, that is deleted then."""
 
 
 class CreateTopic(Command, frozen=True):

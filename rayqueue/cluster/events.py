@@ -125,7 +125,7 @@ def _of_brokers(before: Look, after: Look) -> Iterable[tuple[str, str, str]]:
         if broker in after.given_up and broker not in before.given_up:
             yield "broker_given_up", broker, f"its replicas are made anew elsewhere: {after.given_up[broker]}"
     for broker in sorted(before.brokers.keys() - after.brokers.keys()):
-        yield "broker_forgotten", broker, "it was empty, and its node is gone"
+        yield "broker_forgotten", broker, "nothing is in service there, and its node is gone"
 
 
 def _of_moves(before: Look, after: Look) -> Iterable[tuple[str, str, str]]:

@@ -138,7 +138,8 @@ class ClusterMachine:
 
     @property
     def doomed(self) -> Mapping[ReplicaKey, PlacedReplica]:
-        """Replicas of deleted topics, and such as were replaced, that were not removed yet."""
+        """Replicas of deleted topics, and such as were replaced, that were not removed yet. Some may be on brokers that
+        are forgotten, and are removed should these come back."""
         return self._catalog.doomed
 
     @property
@@ -249,8 +250,8 @@ class ClusterMachine:
                 return catalog.put_broker(command)
             case DrainBroker(broker, draining):
                 return catalog.drain_broker(broker, draining)
-            case ForgetBroker(broker):
-                return catalog.forget_broker(broker)
+            case ForgetBroker():
+                return catalog.forget_broker(command)
             case CreateCluster(cluster_id):
                 return catalog.create_cluster(cluster_id)
             case DeleteGroup(group, born):

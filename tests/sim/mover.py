@@ -10,10 +10,11 @@ off: what the picture said must have been so for good.
 from __future__ import annotations
 
 from random import Random
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rayqueue.cluster import moves
 from rayqueue.cluster.moves import Found, Move, Reason
+from rayqueue.cluster.repairs import found_of
 from rayqueue.ids import ReplicaId
 
 if TYPE_CHECKING:
@@ -21,6 +22,12 @@ if TYPE_CHECKING:
     from tests.sim.world import World
 
 LOOK_EVERY_S = 0.2
+
+
+class Said(NamedTuple):
+    replica_id: ReplicaId
+    damaged: str | None
+    doubted: str | None
 
 
 class SimMover:
@@ -58,7 +65,7 @@ class SimMover:
         if believers:
             newest = max(believers, key=lambda node: node.engine.term)
             leader = self.rng.choice(believers) if self.rng.random() < 0.2 else newest
-            step = moves.next_step(self.move, self._found(leader), self._here())
+            step = moves.next_step(self.move, self._found(self.move, leader), self._here())
             move, life = self.move, leader.life
             self._world.clock.after(self.rng.uniform(0.001, 0.3), lambda: self._take(step, move, leader, life))
         self._look_later()
@@ -72,23 +79,24 @@ class SimMover:
             if not node.removed and (node.alive or node.replica_id != away)
         }
 
-    def _found(self, leader: SimNode) -> Found:
-        engine, new = leader.engine, None if self.move is None else self._world.nodes[ReplicaId(self.move.add)]
-        return Found(
-            engine.replica_set,
+    def _found(self, move: Move, leader: SimNode) -> Found:
+        """By the ``found_of`` of the keeper's mover. A node is its own broker; ``removed``, it has gone for good."""
+        nodes, members = self._world.nodes, leader.engine.replica_set
+        add, remove = ReplicaId(move.add), ReplicaId(move.remove)
+        said = [Said(node.replica_id, node.disk.damaged, node.engine.doubted) for node in nodes.values() if node.alive]
+        placed = {each for each in nodes if not nodes[each].removed or each in members.voters} | {remove}
+        # What is lost besides has not been reported yet: one loss is reported at a time (``World._replace_damaged``).
+        lost = {add} if nodes[add].broken or nodes[add].disk.damaged is not None else set()
+        return found_of(
+            move,
             leader.replica_id,
-            unmade=False,
-            lost=new is not None and (new.broken or new.disk.damaged is not None or new.disk.copied is not None),
-            old_broker=self.move.remove if self.move else "",
-            well=[node.replica_id for node in self._world.nodes.values() if node.alive and node.disk.damaged is None],
-            away=[node.replica_id for node in self._world.nodes.values() if node.removed],
-            gone=[node.replica_id for node in self._world.nodes.values() if node.removed],
-            settled=engine.replica_set_settled,
-            strangers=[
-                node
-                for node in engine.replica_set.learners
-                if self._world.nodes[node].removed and node not in (self.replacing or ())
-            ],
+            members,
+            said,
+            {each: str(each) for each in placed - {add}},
+            self._here(),
+            {each for each in nodes if nodes[each].removed},
+            lost=lost,
+            settled=leader.engine.replica_set_settled,
         )
 
     def _take(self, step: moves.Step | None, move: Move, leader: SimNode, life: int) -> None:
@@ -112,7 +120,7 @@ class SimMover:
 
     def _end(self, step: moves.Step, move: Move, leader: SimNode) -> None:
         """A majority has confirmed the leader: is it still so?"""
-        if self.move is not move or moves.next_step(move, self._found(leader), self._here()) != step:
+        if self.move is not move or moves.next_step(move, self._found(move, leader), self._here()) != step:
             return
         match step:
             case moves.Finish():

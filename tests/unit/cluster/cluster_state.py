@@ -17,7 +17,9 @@ from rayqueue.log.store import Entry
 from rayqueue.protocol.calls import CoordinatorCall, Heartbeat, JoinGroup
 from rayqueue.protocol.seals import Seals
 from rayqueue.protocol.topics import TopicPartition
+from rayqueue.raft.replica_set import ReplicaSet
 from rayqueue.records.checksum import entry_crc
+from rayqueue.replica.coordinator_service import ClusterView
 
 SEALS = Seals(b"only for this test")
 BROKERS = tuple(AliveBroker(f"b{number}", f"host{number}") for number in range(3))
@@ -46,6 +48,28 @@ class ClusterLog:
         self.store.sync()
         self.store = self.store.reopen()
         self.machine = ClusterMachine(self.store)
+
+
+def view_of(machine: ClusterMachine, *, leads: bool = True) -> ClusterView:
+    """What the keeper is told of it, by a coordinator that is alone."""
+    return ClusterView(
+        leads,
+        ReplicaId("c1"),
+        "cluster-a",
+        dict(machine.topics),
+        dict(machine.brokers),
+        frozenset((key.group_id, key.replica_id) for key in machine.unmade),
+        tuple(machine.doomed.values()),
+        {ReplicaId(node): broker for node, broker in machine.coordinators.items()},
+        ReplicaSet.of(("c1",)),
+        None,
+        {},
+        {(key.group_id, key.replica_id): why for key, why in machine.lost.items()},
+        dict(machine.moves),
+        dict(machine.replica_counts()),
+        planned=tuple(machine.planned.values()),
+        rebalance=None if machine.rebalance is None else machine.rebalance.number,
+    )
 
 
 class Answers:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from random import Random
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
-from rayqueue.cluster import moves
+from rayqueue.cluster import catalog, moves
 from rayqueue.cluster.catalog import ReplicaKey
 from rayqueue.cluster.commands import (
     AlterTopic,
@@ -37,12 +37,15 @@ from rayqueue.cluster.moves import Found, Move, Need, Planned, Reason, Wishes
 from rayqueue.cluster.placement import AliveBroker
 from rayqueue.cluster.plans import Rebalance
 from rayqueue.cluster.rebalance import plan
+from rayqueue.cluster.repairs import Absences, forgettable, found_of, needs_of
 from rayqueue.cluster.tables import COORDINATOR
+from rayqueue.config import ClusterSettings
 from rayqueue.errors import ChangeInProgressError, InvalidInputError, MembershipError, UnknownBrokerError
 from rayqueue.ids import GroupId, Index, ReplicaId
 from rayqueue.log.memory_store import MemoryStore
 from rayqueue.protocol.topics import PartitionInfo, ReplicaInfo, TopicSettings
 from rayqueue.raft.replica_set import ReplicaSet
+from tests.unit.cluster.cluster_state import view_of
 
 GROUP = "orders-0.1"
 R1, R2, R3 = map(ReplicaId, ("r1", "r2", "r3"))
@@ -172,6 +175,31 @@ def test_a_broker_is_emptied_then_gone_then_forgotten() -> None:
     metadata.apply(ForgetBroker("b4"))
     metadata.apply(ForgetBroker("b3"))
     assert set(metadata.machine.brokers) == {"b1", "b2", "b4"}
+    metadata.reopened()
+
+
+def test_a_broker_that_is_gone_is_forgotten_with_what_is_doomed_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    metadata = made(Metadata())
+    metadata.apply(ForgetBroker("b3", away=True))
+    metadata.apply(DrainBroker("b3", True))
+    metadata.apply(ForgetBroker("b3", away=True))
+    assert "b3" in metadata.machine.brokers, "it has a replica"
+    metadata.apply(BeginMove(GROUP, "r3", "b4", Reason.AWAY))
+    metadata.apply(FinishMove(GROUP, "r3.1"))
+    metadata.apply(PlaceCoordinator("coordinator", "c4", "b2"))
+    metadata.apply(ForgetBroker("b3", away=True))
+    assert "b3" not in metadata.machine.brokers
+    assert [each.broker for each in metadata.machine.doomed.values()] == ["b3"], "deleted should it come back"
+    metadata.reopened()
+    metadata.apply(DrainBroker("b2", True))
+    metadata.apply(BeginMove(GROUP, "r2", "b1", Reason.AWAY))
+    metadata.apply(FinishMove(GROUP, "r2.2"))
+    metadata.apply(ForgetBroker("b2", away=True))
+    assert "b2" in metadata.machine.brokers, "it has a coordinator"
+    metadata.apply(RetireCoordinator("coordinator", "c4", "b2"))
+    monkeypatch.setattr(catalog, "MAX_LEFT_BEHIND", 2)
+    metadata.apply(ForgetBroker("b2", away=True))
+    assert sorted(metadata.machine.doomed) == [(GROUP, "r2"), (GROUP, "r3")], "two of three are remembered"
     metadata.reopened()
 
 
@@ -449,9 +477,15 @@ class Group:
         return self.members.is_majority(ReplicaId(each) for each in self.has_log & running)
 
 
+class Answering(NamedTuple):
+    replica_id: ReplicaId
+    damaged: str | None = None
+    doubted: str | None = None
+
+
 class World:
-    """Brokers that go and come back, disks that are lost, operators who want more copies, fewer, or others elsewhere,
-    and a mover that acts on old pictures and dies anywhere."""
+    """Brokers that go and come back, are emptied and forgotten, disks that are lost, operators who want more copies,
+    fewer, or others elsewhere, and a mover that acts on old pictures and dies anywhere."""
 
     def __init__(self, seed: int) -> None:
         self.rng = Random(seed)
@@ -468,7 +502,9 @@ class World:
             for part in self.partitions()
         }
         self.ids: dict[str, set[str]] = {group_id: set(group.has_log) for group_id, group in self.groups.items()}
-        self.given_up: dict[str, str] = {}
+        after_ms = self.rng.choice((None, 1, 2_000))
+        self.absences = Absences(ClusterSettings(replace_after_ms=after_ms, broker_wait_ms=self.rng.choice((0, 3_000))))
+        self.now_s = 0.0
 
     def partitions(self) -> list[PartitionInfo]:
         return list(self.metadata.machine.topics["orders"].partitions)
@@ -484,7 +520,7 @@ class World:
 
     def fault(self) -> None:
         """Never so much that a group loses its majority: then there would be nothing to save."""
-        kind = self.rng.choice(("lose", "away", "back", "reopen", "resize", "rebalance", "stop"))
+        kind = self.rng.choice(("lose", "away", "back", "drain", "reopen", "resize", "rebalance", "stop"))
         if kind == "reopen":
             self.metadata.reopened()
         elif kind == "resize":
@@ -497,17 +533,19 @@ class World:
         elif kind == "stop":
             self.metadata.apply(EndRebalance(0))
             assert not self.metadata.machine.planned
-        elif kind == "back" and self.given_up:
-            broker = self.rng.choice(sorted(self.given_up))
-            del self.given_up[broker]
-            self.here.add(broker)
+        elif kind == "back" and self.away:
+            self.here.add(self.rng.choice(sorted(self.away)))
         elif kind == "away":
             broker = self.rng.choice(sorted(self.here))
             self.here.discard(broker)
-            if all(group.can_decide(self.running(each)) for each, group in self.groups.items()) and len(self.here) > 3:
-                self.given_up[broker] = "away"
-            else:
+            if not all(group.can_decide(self.running(each)) for each, group in self.groups.items()) or self.is_tight():
                 self.here.add(broker)
+        elif kind == "drain":
+            broker = self.rng.choice(sorted(self.metadata.machine.brokers))
+            draining = self.metadata.machine.brokers[broker].draining
+            self.metadata.apply(DrainBroker(broker, not draining))
+            if self.is_tight():
+                self.metadata.apply(DrainBroker(broker, draining))
         elif kind == "lose":
             group_id, group = self.rng.choice(sorted(self.groups.items(), key=lambda each: each[0]))
             had = set(group.has_log)
@@ -518,23 +556,34 @@ class World:
             else:
                 group.has_log = had
 
+    @property
+    def away(self) -> set[str]:
+        return {f"b{each}" for each in range(1, 7)} - self.here
+
+    def is_tight(self) -> bool:
+        """Fewer brokers would be left than a partition may be to have copies."""
+        return sum(each.stays for each in self.alive()) < 4
+
     def alive(self) -> list[AliveBroker]:
-        return [AliveBroker(each, f"h{each[1:]}", rack=f"k{int(each[1:]) % 2}") for each in sorted(self.here)]
+        known = self.metadata.machine.brokers
+        return [
+            AliveBroker(
+                each,
+                f"h{each[1:]}",
+                rack=f"k{int(each[1:]) % 2}",
+                draining=each in known and known[each].draining,
+            )
+            for each in sorted(self.here)
+        ]
 
     def look(self) -> None:
+        self.now_s += 1
+        self.keep_brokers()
         machine, alive = self.metadata.machine, self.alive()
         for move in list(machine.moves.values()):
             if self.rng.random() < 0.7:
                 self.go_on(move)
-        lost = {(key.group_id, key.replica_id): why for key, why in machine.lost.items()}
-        wanted = machine.topics["orders"].settings.replication
-        wishes = Wishes(
-            {each.group_id: wanted for each in self.partitions() if len(each.replicas) != wanted},
-            tuple(machine.planned.values()),
-            {key.group_id for key in machine.unmade},
-            alive,
-        )
-        for need in moves.needs(self.partitions(), lost, self.given_up, machine.moves, (), wishes):
+        for need in needs_of(view_of(machine), alive, self.absences.given_up):
             group_id = need.partition.group_id
             broker: str | None = ""
             if need.reason is not Reason.SHRINK:
@@ -552,6 +601,24 @@ class World:
             self.groups[key.group_id].has_log.discard(key.replica_id)
         self.metadata.apply(ReplicasRemoved(tuple(doomed)))
 
+    def keep_brokers(self) -> None:
+        machine = self.metadata.machine
+        for broker in sorted(self.here - machine.brokers.keys()):
+            self.metadata.apply(PutBroker(broker, f"h{broker[1:]}", "ray9"))
+        draining = {broker: row.draining for broker, row in machine.brokers.items()}
+        self.absences.look(self.now_s, draining, self.here)
+        gone = forgettable(
+            (broker for broker in draining if draining[broker]),
+            self.here,
+            self.absences.given_up,
+            machine.replica_counts(),
+            (),
+            machine.doomed.values(),
+        )
+        for command in gone:
+            self.metadata.apply(command)
+            assert command.broker not in machine.brokers, "what is void is not proposed"
+
     def go_on(self, move: Move) -> None:
         group, machine = self.groups[move.group_id], self.metadata.machine
         key = ReplicaKey(move.group_id, move.add)
@@ -561,12 +628,21 @@ class World:
         able = sorted(group.members.voters & group.has_log & running)
         assert group.can_decide(running), "a step of the mover has cost the group its majority"
         leader = ReplicaId(self.rng.choice(able))
-        old_broker = self.broker_of(move.group_id, move.remove) if move.remove else ""
-        well = [ReplicaId(each) for each in sorted(group.has_log & running)]
+        part = next(each for each in self.partitions() if each.group_id == move.group_id)
         lost = {each.replica_id for each in machine.lost if each.group_id == move.group_id}
-        away = [node for node in sorted(group.members.voters) if node not in running or node in lost]
-        gone = [node for node in away if node in lost or self.broker_of(move.group_id, node) in self.given_up]
-        found = Found(group.members, leader, key in machine.unmade, key in machine.lost, old_broker, well, away, gone)
+        able_or_new = group.has_log | ({move.add} - lost)
+        well = {ReplicaId(each) for each in group.has_log & running}
+        found = found_of(
+            move,
+            leader,
+            group.members,
+            [Answering(ReplicaId(each)) for each in sorted(able_or_new & running)],
+            {ReplicaId(each.replica_id): each.broker for each in part.replicas},
+            self.here,
+            self.absences.given_up,
+            lost=lost,
+            unmade=key in machine.unmade,
+        )
         before = group.members
         match moves.next_step(move, found, self.here):
             case moves.AddLearner(node):
@@ -582,7 +658,7 @@ class World:
                 group.members = group.members.without(node)
                 assert group.can_decide(running), "this step has cost the group its majority"
                 if move.reason is Reason.SHRINK and node in well:
-                    assert group.members.voters <= set(well), "a copy that is well goes though another one is not"
+                    assert group.members.voters <= well, "a copy that is well goes though another one is not"
             case moves.Transfer(to):
                 assert to in group.members.voters
                 assert to != leader
@@ -596,8 +672,10 @@ class World:
 
     def whole(self) -> bool:
         machine = self.metadata.machine
-        busy = machine.moves or machine.lost or machine.doomed or machine.planned
-        return not busy and all(map(self.is_whole, self.partitions()))
+        busy = machine.moves or machine.lost or machine.planned
+        doomed = {each.broker for each in machine.doomed.values()} & self.here
+        leaving = any(row.draining for broker, row in machine.brokers.items() if broker not in self.here)
+        return not busy and not doomed and not leaving and all(map(self.is_whole, self.partitions()))
 
     def is_whole(self, part: PartitionInfo) -> bool:
         group, brokers = self.groups[part.group_id], {each.broker for each in part.replicas}
@@ -619,16 +697,22 @@ def test_whatever_is_lost_every_group_is_whole_in_the_end_and_could_decide_all_t
         if world.rng.random() < 0.3:
             world.fault()
         world.look()
-    world.given_up = dict.fromkeys(world.given_up, "away")
-    world.here |= {f"b{each}" for each in range(1, 7)} - world.given_up.keys()
-    for _ in range(400):
-        if world.rng.random() < 0.05 and world.given_up:  # the doomed are deleted when their broker is back
-            broker = world.given_up.popitem()[0]
+    # What is away by now comes back, or never will, as an operator says then.
+    for broker in sorted(world.away):
+        if world.rng.random() < 0.5:
             world.here.add(broker)
+        elif broker in world.metadata.machine.brokers:
+            world.metadata.apply(DrainBroker(broker, True))
+    for _ in range(400):
         world.look()
-        if not world.given_up and world.whole():
+        if world.whole():
             break
     assert world.whole()
+    assert not world.away & world.metadata.machine.brokers.keys(), "who is gone for good is forgotten"
+    world.here |= world.away
+    world.look()
+    world.look()
+    assert not world.metadata.machine.doomed, "and cleans up should it come back"
 
 
 def test_only_a_coordinator_can_be_a_lost_one() -> None:

@@ -1,0 +1,123 @@
+"""What the keeper decides at its looks, without Ray: who is given up, what is moved, who is forgotten."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rayqueue.cluster.commands import (
+    BeginMove,
+    CancelMove,
+    DrainBroker,
+    FinishMove,
+    ForgetBroker,
+    NoteEvents,
+    ReplicasRemoved,
+)
+from rayqueue.cluster.moves import Reason
+from tests.unit.actors.kept_cluster import GROUP, KeptCluster, run
+
+
+def test_a_broker_that_is_gone_can_be_decommissioned_and_is_forgotten_then(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``cluster.replace_after_ms`` is off."""
+
+    async def scenario() -> None:
+        kept = KeptCluster(tmp_path, monkeypatch, broker_wait_ms=10_000)
+        machine = kept.log.machine
+        await kept.look()
+        kept.here("b1", "b2", "b4")
+        kept.log.apply(DrainBroker("b3", True))
+        for _ in range(9):
+            await kept.look()
+        assert kept.of(BeginMove) == [], "its node may just be restarting"
+        await kept.look(3)
+        (begun,) = kept.of(BeginMove)
+        assert (begun.remove, begun.broker, begun.reason) == ("r3", "b4", Reason.AWAY)
+        assert begun.why == "broker b3 has been decommissioned and is away"
+
+        for _ in range(5):
+            await kept.look()
+        assert kept.of(ForgetBroker) == [], "what cannot be yet is not written to the log"
+        kept.log.apply(FinishMove(GROUP, machine.moves[GROUP].add))
+        assert machine.holds("b3") == 1
+        await kept.look()
+        assert "b3" not in machine.brokers
+        await kept.look()
+        assert kept.of(ForgetBroker) == [ForgetBroker("b3", away=True)]
+
+        # It comes back after all: it is a broker as any other, and its old replica is deleted.
+        kept.here("b1", "b2", "b3", "b4")
+        await kept.look()
+        assert not machine.brokers["b3"].draining
+        assert [each.key for each in kept.doomed] == [(GROUP, "r3")]
+        kept.log.apply(ReplicasRemoved(((GROUP, "r3"),)))
+        assert machine.holds("b3") == 0
+
+    run(scenario())
+
+
+def test_a_broker_that_is_back_after_it_was_given_up_is_still_emptied(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario() -> None:
+        kept = KeptCluster(tmp_path, monkeypatch, broker_wait_ms=0)
+        kept.here("b1", "b2", "b4")
+        kept.log.apply(DrainBroker("b3", True))
+        await kept.look()
+        kept.here("b1", "b2", "b3", "b4")
+        await kept.look()
+        assert len(kept.of(CancelMove)) == 1, "what it has is worth more than what would be copied"
+        await kept.look()
+        assert [each.reason for each in kept.of(BeginMove)] == [Reason.AWAY, Reason.DRAIN]
+
+    run(scenario())
+
+
+def test_a_decommissioned_broker_that_restarts_is_neither_given_up_nor_forgotten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario() -> None:
+        kept = KeptCluster(tmp_path, monkeypatch, broker_wait_ms=10_000)
+        kept.log.apply(DrainBroker("b3", True))
+        await kept.look()
+        (begun,) = kept.of(BeginMove)
+        assert begun.reason is Reason.DRAIN
+        kept.log.apply(FinishMove(GROUP, kept.log.machine.moves[GROUP].add))
+        kept.here("b1", "b2", "b4")
+        await kept.look()
+        await kept.look(5)
+        kept.here("b1", "b2", "b3", "b4")
+        await kept.look(5)
+        await kept.look(5)
+        assert kept.log.machine.brokers["b3"].draining
+        assert kept.of(ForgetBroker) == []
+
+    run(scenario())
+
+
+def test_a_broker_that_is_back_in_time_is_not_said_to_be_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario() -> None:
+        kept = KeptCluster(tmp_path, monkeypatch, replace_after_ms=3_000)
+        await kept.look()
+        kept.here("b1", "b2", "b4")
+        await kept.look()
+        await kept.look(2)
+        kept.here("b1", "b2", "b3", "b4")
+        await kept.look(2)
+        await kept.look()
+        told = [kind for noted in kept.of(NoteEvents) for _, kind, *_ in noted.events]
+        assert "broker_back" in told
+        assert "broker_given_up" not in told
+        kept.here("b1", "b2", "b4")
+        await kept.look()
+        await kept.look(4)
+        told = [kind for noted in kept.of(NoteEvents) for _, kind, *_ in noted.events]
+        assert told.count("broker_given_up") == 1, "at the same look at which its replica is made anew"
+        assert len(kept.of(BeginMove)) == 1
+
+    run(scenario())
