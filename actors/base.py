@@ -124,7 +124,7 @@ class ReplicaActor(Generic[ReplicaT]):
             _log.critical("cannot start: %s", error)
             self._started = error
             if isinstance(error, StoreMissingError | DamagedLogError):
-                telling = report_loss(spec.group_id, spec.replica_id, spec.settings, str(error))
+                telling = report_loss(spec.group_id, spec.replica_id, spec.settings, str(error), insist=True)
                 self._reporting = asyncio.get_running_loop().create_task(telling)
             return
         self._loop = asyncio.get_running_loop()

@@ -1,7 +1,8 @@
 """Loss: a replica whose data is gone or damaged tells the coordinator, which has it replaced.
 
 Over the connection layer, and again and again until the coordinator has it
-written down: a replica that cannot start has nothing else to do.
+written down: a replica that cannot start has nothing else to do. It may be told
+that it is not needed only because nobody has noted yet that it was made.
 """
 
 from __future__ import annotations
@@ -23,8 +24,11 @@ _LOOK_EVERY_S = 1.0
 _AGAIN_S = 5.0
 
 
-async def report_loss(group_id: GroupId, replica_id: ReplicaId, settings: Settings, why: str) -> None:
-    """Returns once the coordinator has answered. A replica that was never made is not lost, and it says so."""
+async def report_loss(
+    group_id: GroupId, replica_id: ReplicaId, settings: Settings, why: str, *, insist: bool = False
+) -> None:
+    """Returns once the coordinator has answered. A replica that was never made is not lost, and it says so.
+    ``insist``: only once it has it written down, or this is cancelled."""
     # Every replica's process watches itself; few have anything to tell.
     from rayqueue.actors.directory import RayDirectory
     from rayqueue.net.route import CoordinatorRoute
@@ -42,7 +46,9 @@ async def report_loss(group_id: GroupId, replica_id: ReplicaId, settings: Settin
             _log.warning(
                 "%s: the coordinator %s: %s", replica_id, "has it replaced" if known else "needs it no more", why
             )
-            return
+            if known or not insist:
+                return
+            await asyncio.sleep(_AGAIN_S)
     finally:
         route.close()
 
@@ -54,7 +60,7 @@ async def report_damage(replica: Replica[Any], group_id: GroupId, replica_id: Re
         status = replica.status
         if status.damaged is not None and replica_id not in told:
             told.add(replica_id)
-            await report_loss(group_id, replica_id, settings, status.damaged)
+            await report_loss(group_id, replica_id, settings, status.damaged, insist=True)
         for peer in set(status.forgetful) - told:
             told.add(peer)
             await report_loss(group_id, peer, settings, f"it has lost what it had acknowledged to {replica_id}")

@@ -19,7 +19,7 @@ from rayqueue.actors.keeper.home import ClusterManifest, Home, same_broker
 from rayqueue.actors.keeper.nodes import RayNode
 from rayqueue.cluster.catalog import BrokerRow
 from rayqueue.config import Settings
-from rayqueue.errors import RayQueueError, StoreIdentityError
+from rayqueue.errors import NoBrokerError, RayQueueError, StoreIdentityError
 from rayqueue.net.requests import in_time
 
 _log = logging.getLogger(__name__)
@@ -54,6 +54,13 @@ class Census:
         """Somebody knows it already."""
         self.homes[home.ray_node] = home
         self.current[home.broker] = home.ray_node
+
+    def home_of(self, broker: str) -> Home:
+        """Where it is now, which the next await may change. ``NoBrokerError`` if it is not here."""
+        home = self.homes.get(self.current.get(broker, ""))
+        if home is None:
+            raise NoBrokerError(f"broker {broker} is gone; retry when it is back", broker=broker)
+        return home
 
     def expects(self, steps: Collection[object]) -> bool:
         """Whether one of these steps asks a node that has not been asked for long."""
@@ -109,7 +116,8 @@ class Census:
         """
         found: dict[str, list[str]] = {}
         for node_id, home in self.homes.items():
-            found.setdefault(home.broker, []).append(node_id)
+            if node_id in alive:  # one that died while it was asked who it is may have been noted since
+                found.setdefault(home.broker, []).append(node_id)
         current: dict[str, str] = {}
         for broker, candidates in found.items():
             before = self.current.get(broker)

@@ -20,7 +20,7 @@ from rayqueue.actors.coordinator_actor import CoordinatorSpec
 from rayqueue.actors.keeper import nodes
 from rayqueue.actors.keeper.census import Census
 from rayqueue.actors.keeper.hands import Hands
-from rayqueue.actors.keeper.home import ClusterManifest
+from rayqueue.actors.keeper.home import ClusterManifest, Home
 from rayqueue.actors.keeper.plan import (
     Behind,
     Configure,
@@ -39,10 +39,11 @@ from rayqueue.actors.names import PREFIX, actor_name
 from rayqueue.actors.partition_actor import PartitionSpec
 from rayqueue.actors.ray_calls import FAILURES
 from rayqueue.actors.start import start_actor, start_coordinator
-from rayqueue.cluster.commands import RecoverySettled
+from rayqueue.cluster.commands import RecoverySettled, ReplicaLost, ReplicasMade
 from rayqueue.cluster.recoveries import Recovery
 from rayqueue.config import Settings
 from rayqueue.errors import (
+    DamagedLogError,
     DiskFullError,
     NotLeaderError,
     RayQueueError,
@@ -91,6 +92,12 @@ class Crew:
         self.removed: set[ReplicaKey] = set()
         self.configured: dict[str, int] = {}
         """Which version of its topic's settings a partition has, by Raft group."""
+
+    def lead_no_more(self) -> None:
+        """Another coordinator leads, and finds out for itself what is made, removed and told."""
+        self.made.clear()
+        self.removed.clear()
+        self.configured.clear()
 
     async def act(self, wanted: list[Wanted], view: ClusterView, doomed: list[Doomed], behind: list[Behind]) -> None:
         actors = await asyncio.to_thread(self._look_at_actors)
@@ -141,9 +148,24 @@ class Crew:
     async def _start(
         self, key: ReplicaKey, broker: str, create: bool, partitions: Mapping[str, tuple[TopicInfo, PartitionInfo]]
     ) -> None:
-        node_id = self._census.current[broker]
-        home = self._census.homes[node_id]
-        start: Callable[[], Any]
+        host = self._census.home_of(broker).host
+        # A few at a time, in the order of the metadata: partitions serve one after the other, not all at the end.
+        async with self._starting.setdefault(host, asyncio.Semaphore(self._settings.cluster.starts_at_once)):
+            home = self._census.home_of(broker)  # its turn may have come late
+            start = self._start_at(home, key, create, partitions)
+            _log.info("starting %s %s on %s%s", *key, broker, ", new" if create else "")
+            handle: Any = await asyncio.to_thread(start)
+            self._places[actor_name(*key)] = home.ray_node
+            if create:
+                await self._answered(handle.address.remote())
+                self.made.add(key)
+            else:
+                with suppress(*FAILURES):  # why it does not run is its own to say
+                    await in_time(handle.address.remote(), _START_S)
+
+    def _start_at(
+        self, home: Home, key: ReplicaKey, create: bool, partitions: Mapping[str, tuple[TopicInfo, PartitionInfo]]
+    ) -> Callable[[], Any]:
         if key.group_id == COORDINATOR:
             coordinator = CoordinatorSpec(
                 COORDINATOR,
@@ -155,34 +177,22 @@ class Crew:
                 directory=home.directory,
                 cluster=self.manifest,
             )
-            start = lambda: start_coordinator(coordinator, ray_node_id=node_id)  # noqa: E731
-        else:
-            info, partition = partitions[key.group_id]
-            recovery = self.recoveries.get(key.group_id)
-            spec = PartitionSpec(
-                key.group_id,
-                key.replica_id,
-                self._settings,
-                create=create,
-                voters=_first_voters(partition, key.replica_id),
-                epoch=0 if recovery is None else recovery.epoch,
-                alone=recovery is not None and not recovery.settled and recovery.survivor == key.replica_id,
-                host=home.host,
-                directory=home.directory,
-                partition=PartitionSettings.of(info.settings, info.version),
-            )
-            start = lambda: start_actor(spec, ray_node_id=node_id)  # noqa: E731
-        # A few at a time, in the order of the metadata: partitions serve one after the other, not all at the end.
-        async with self._starting.setdefault(home.host, asyncio.Semaphore(self._settings.cluster.starts_at_once)):
-            _log.info("starting %s %s on %s%s", *key, broker, ", new" if create else "")
-            handle: Any = await asyncio.to_thread(start)
-            self._places[actor_name(*key)] = node_id
-            if create:
-                await self._answered(handle.address.remote())
-                self.made.add(key)
-            else:
-                with suppress(*FAILURES):  # why it does not run is its own to say
-                    await in_time(handle.address.remote(), _START_S)
+            return lambda: start_coordinator(coordinator, ray_node_id=home.ray_node)
+        info, partition = partitions[key.group_id]
+        recovery = self.recoveries.get(key.group_id)
+        spec = PartitionSpec(
+            key.group_id,
+            key.replica_id,
+            self._settings,
+            create=create,
+            voters=_first_voters(partition, key.replica_id),
+            epoch=0 if recovery is None else recovery.epoch,
+            alone=recovery is not None and not recovery.settled and recovery.survivor == key.replica_id,
+            host=home.host,
+            directory=home.directory,
+            partition=PartitionSettings.of(info.settings, info.version),
+        )
+        return lambda: start_actor(spec, ray_node_id=home.ray_node)
 
     async def _confirm(
         self, key: ReplicaKey, broker: str, partitions: Mapping[str, tuple[TopicInfo, PartitionInfo]]
@@ -194,6 +204,12 @@ class Crew:
             _log.warning("%s %s was never made, and is started anew: %s", *key, error)
             await self._end(key)
             await self._start(key, broker, True, partitions)
+            return
+        except DamagedLogError as error:
+            # It was made, and may have voted: it is lost under this id, as one that was known to be made.
+            _log.warning("%s %s is damaged already: %s", *key, error)
+            await self._hands.change(ReplicasMade((key,)))
+            await self._hands.change(ReplicaLost(*key, str(error)))
             return
         self.made.add(key)
 
@@ -220,11 +236,11 @@ class Crew:
 
     async def _remove(self, key: ReplicaKey, broker: str) -> None:
         await self._end(key, close=True)
-        ray_node = self._census.current[broker]
-        directory = self._settings.data_dir / self._census.homes[ray_node].directory
+        home = self._census.home_of(broker)
+        directory = self._settings.data_dir / home.directory
         recovery = self.recoveries.get(key.group_id)
         keep = recovery is not None and key.replica_id in dict(recovery.abandoned)
-        ref = await asyncio.to_thread(nodes.erase_at, ray_node, directory, *key, keep=keep)
+        ref = await asyncio.to_thread(nodes.erase_at, home.ray_node, directory, *key, keep=keep)
         problem: RayQueueError | None = await in_time(ref, _ERASE_S)
         if problem is not None:
             raise problem

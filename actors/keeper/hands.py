@@ -59,6 +59,9 @@ class Hands:
             except FAILURES as error:
                 _log.warning("%s: %s", key, str(error).strip().splitlines()[-1] if str(error) else repr(error))
                 await asyncio.sleep(_AFTER_FAILURE_S)
+            except Exception:  # noqa: BLE001  # a bug, which must neither be silent nor be met again without pause
+                _log.exception("%s", key)
+                await asyncio.sleep(_AFTER_FAILURE_S)
             finally:
                 self.steps.pop(key, None)
                 self.woken.set()

@@ -108,6 +108,8 @@ class Keeper:
                     await self._round()
                 except FAILURES as error:
                     _log.warning("a look at the cluster failed: %s", error)
+                except Exception:  # noqa: BLE001  # a bug; without any keeper nothing would be started again
+                    _log.exception("a look at the cluster failed")
                 try:
                     await in_time(self._hands.woken.wait(), self._settings.cluster.look_ms / 1000)
                 except asyncio.TimeoutError:
@@ -124,7 +126,7 @@ class Keeper:
         self._draining = {row.broker for row in view.brokers.values() if row.draining}
         self._crew.recoveries = view.recoveries
         if not view.leads:
-            self._crew.configured.clear()
+            self._crew.lead_no_more()
             self._told_brokers = None
             self._leads_since_s = None
             self._mover.lead_no_more()
@@ -170,7 +172,7 @@ class Keeper:
         """Who leads, and how full disks are; not at every look. While a rebalance waits for leaders, more often."""
         moving = view.planned or any(move.reason is Reason.BALANCE for move in view.moves.values())
         eager = (view.rebalance is not None and not moving) or self._census.hurries
-        if eager and not moving and self._scout.settled and view.rebalance is not None:
+        if eager and not moving and view.rebalance is not None and self._scout.settled == view.rebalance:
             self._hands.begin("rebalanced", self._end_rebalance(view.rebalance))
         elif self._scout.is_due(eager=eager):
             self._hands.begin("scout", self._scout.look(view, self._alive(), eager=eager))
@@ -181,7 +183,6 @@ class Keeper:
 
     async def _end_rebalance(self, number: int) -> None:
         await self._hands.change(EndRebalance(number))
-        self._scout.settled = False
         _log.info("rebalance %d is done", number)
 
     # -- what the metadata must know ------------------------------------------------------------

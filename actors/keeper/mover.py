@@ -86,6 +86,9 @@ class Mover:
         self._copied = {group_id: seen for group_id, seen in self._copied.items() if group_id in view.moves}
         for group_id, move in view.moves.items():
             self._hands.begin(("move", group_id), self._go_on(move, partitions[group_id], view, here))
+        for group_id, learners in self._scout.learners.items():
+            if group_id in partitions and group_id not in view.moves and set(learners) - ids_of(partitions[group_id]):
+                self._hands.begin(("move", group_id), self._send_away(partitions[group_id]))
         self._begin_some(view, alive, sizes)
 
     # -- what is to be begun ------------------------------------------------------------------------
@@ -151,6 +154,19 @@ class Mover:
             _log.warning("%s: %s", group_id, _words(answer))
         elif isinstance(answer, RayQueueError):
             raise answer
+        return True
+
+    async def _send_away(self, partition: PartitionInfo) -> bool:
+        """Learners without a place, of a group that has no move: a request to add one came late, when its move was
+        undone. While this step lasts no move of the group is begun, so that nobody gets a place meanwhile."""
+        leader = _leader(await self._statuses(partition, None))
+        seen = self._scout.learners.pop(partition.group_id, ())
+        strangers = set() if leader is None else set(leader.learners) & set(seen) - ids_of(partition)
+        if leader is None or not strangers:
+            return False
+        handle = await self._hands.handle(_key(partition.group_id, leader.replica_id))
+        await _done(handle.remove.remote(min(strangers)))
+        _log.warning("%s: %s was a learner without a place", partition.group_id, min(strangers))
         return True
 
     # -- what is under way ----------------------------------------------------------------------------
@@ -231,6 +247,10 @@ class Mover:
             return await in_time(handle.status.remote(), _STATUS_S)
         except FAILURES:
             return None
+
+
+def ids_of(partition: PartitionInfo) -> set[ReplicaId]:
+    return {ReplicaId(each.replica_id) for each in partition.replicas}
 
 
 def _leader(statuses: Mapping[str, Status]) -> Status | None:

@@ -66,14 +66,22 @@ class Scout:
         """Bytes by Raft group."""
         self.disks: dict[str, Disk] = {}
         """By broker."""
-        self.settled = False
-        """The last look, for somebody who waits, has found no leader that should be another; or none that makes way."""
+        self.learners: dict[str, tuple[ReplicaId, ...]] = {}
+        """By the Raft group that has some, as its leader said."""
+        self.settled: int | None = None
+        """The number of the rebalance for which the last look has found no leader that should be another; or none that
+        makes way."""
         self._vain = 0
         """Looks in a row, for somebody who waits, that have moved nothing."""
+        self._waited_for: int | None = None
+        """The number of the rebalance that they were for."""
         self._looked_s = 0.0
 
     def lead_no_more(self) -> None:
         self.leaders = None
+        self.learners = {}
+        self.settled = self._waited_for = None
+        self._vain = 0
         self._spreader.forget()
         self._next_s = 0.0
 
@@ -98,8 +106,10 @@ class Scout:
             else:
                 moved += 1
                 _log.info("%s is led by %s now, instead of %s", each.group_id, each.target, each.source)
-        self._vain = 0 if moved or not eager else self._vain + 1
-        self.settled = eager and (not transfers or self._vain >= _VAIN_LOOKS)
+        in_vain = eager and not moved
+        self._vain = 0 if not in_vain else self._vain + 1 if self._waited_for == view.rebalance else 1
+        self._waited_for = view.rebalance
+        self.settled = view.rebalance if eager and (not transfers or self._vain >= _VAIN_LOOKS) else None
         least_s = _EAGER_S if eager else self._settings.cluster.leaders_look_ms / 1000
         self._looked_s = time.monotonic()
         self._next_s = self._looked_s + max(least_s, _PER_PARTITION_S * len(partitions))
@@ -125,6 +135,7 @@ class Scout:
                 asked[group_id] = known if known in ids else ids[int(time.monotonic()) % len(ids)]
         names = list(asked.items())
         leaders: dict[str, str] = {}
+        learners: dict[str, tuple[ReplicaId, ...]] = {}
         for first in range(0, len(names), _AT_ONCE):
             statuses = await self._directory.statuses(names[first : first + _AT_ONCE])
             for (group_id, _), status in statuses.items():
@@ -132,12 +143,14 @@ class Scout:
                 brokers = {replica.replica_id: replica.broker for replica in partitions[group_id].replicas}
                 if isinstance(status, Status):
                     self.sizes[group_id] = status.size_bytes
+                    if status.role == "leader" and status.learners:
+                        learners[group_id] = status.learners
                 if leader in brokers and brokers[leader] in here:
                     leaders[group_id] = brokers[leader]
                     self._nodes[group_id] = leader
                 else:
                     self._nodes.pop(group_id, None)
-        self.leaders = leaders
+        self.leaders, self.learners = leaders, learners
         self.sizes = {group_id: size for group_id, size in self.sizes.items() if group_id in partitions}
         self._nodes = {group_id: node for group_id, node in self._nodes.items() if group_id in partitions}
 

@@ -75,6 +75,8 @@ class KeptCluster:
         self.keeper = keeper = Keeper(CoordinatorSpec(COORDINATOR, ReplicaId("c1"), settings, cluster=_MANIFEST))
         self.leads = True
         self.changed: list[AnyCommand] = []
+        self.removed: list[str] = []
+        """Replicas that their group's leader was asked to remove."""
         self.doomed: list[Doomed] = []
         """Of the last look, what is to be removed on brokers that are here."""
         self.statuses = {each: status_of(each, "follower", ("r1", "r2", "r3")) for each in ("r2", "r3")}
@@ -82,13 +84,23 @@ class KeptCluster:
         service = SimpleNamespace(view=None, set_brokers=None, tell_seen=None)
         hands: Any = keeper._hands
         hands.replica = SimpleNamespace(service=service, run=lambda _: None)
-        hands.change, hands.asked, hands.handle = self._change, self._asked, _nothing
+        hands.change, hands.asked, hands.handle = self._change, self._asked, self._handle
         parts: Any = keeper
-        parts._census.look = parts._herald.look = _nothing
+        parts._census.look = parts._herald.look = nothing
         parts._crew.act = self._act
+        self._look_further = parts._look_further
         parts._look_further = lambda _: None
         parts._mover._statuses = self._statuses
         self.here("b1", "b2", "b3", "b4")
+
+    @property
+    def view(self) -> ClusterView:
+        return view_of(self.log.machine, leads=self.leads)
+
+    def looks_further(self) -> None:
+        """For leaders and disks, too."""
+        parts: Any = self.keeper
+        parts._look_further = self._look_further
 
     def here(self, *brokers: str) -> None:
         census = self.keeper._census
@@ -116,7 +128,13 @@ class KeptCluster:
         return self.log.apply(command)
 
     async def _asked(self, ask: Callable[..., None]) -> ClusterView:
-        return view_of(self.log.machine, leads=self.leads)
+        return self.view
+
+    async def _handle(self, key: object) -> Any:
+        async def remove(node: str) -> None:
+            self.removed.append(node)
+
+        return SimpleNamespace(remove=SimpleNamespace(remote=remove))
 
     async def _act(self, wanted: object, view: ClusterView, doomed: list[Doomed], behind: object) -> None:
         self.doomed = [each for each in doomed if each.broker in self.keeper._census.current]
@@ -125,7 +143,7 @@ class KeptCluster:
         return self.statuses
 
 
-async def _nothing(*_: object) -> None:
+async def nothing(*_: object) -> None:
     pass
 
 

@@ -27,3 +27,23 @@ def test_a_step_that_found_nothing_to_do_does_not_make_the_keeper_look_again_at_
             task.cancel()
 
     asyncio.run(look())
+
+
+def test_a_step_that_fails_by_a_bug_says_so_and_is_not_begun_again_at_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def step() -> None:
+        raise KeyError("b3")
+
+    async def look() -> None:
+        hands = Hands("test")
+        hands.begin("step", step())
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert not hands.woken.is_set()
+        assert "step" in hands.steps
+        for task in hands.steps.values():
+            task.cancel()
+
+    asyncio.run(look())
+    assert "KeyError: 'b3'" in caplog.text
