@@ -49,7 +49,7 @@ class Reason(str, Enum):
     LOST = "lost"
     """Its data is gone, damaged, or older than it should be."""
     AWAY = "away"
-    """Its broker has been away for ``cluster.replace_after_ms``."""
+    """Its broker is given up (``rayqueue.cluster.repairs.Absences``)."""
     DRAIN = "drain"
     """Its broker is to be emptied."""
     ASKED = "asked"

@@ -17,6 +17,7 @@ from rayqueue.ids import ReplicaId
 from rayqueue.log.lmdb_file import DATA_FILE
 from rayqueue.testing import wait_for
 from tests.chaos.test_replacement import PATIENCE_S, group_of, killed, only, read_back, traffic, whole
+from tests.chaos.traffic import Record, step
 from tests.integration.ray_clusters import ray_cluster
 
 pytestmark = pytest.mark.timeout(300)
@@ -36,7 +37,9 @@ def flip(file: Path) -> None:
             at = data.find(COLD, at + 1)
 
 
-def test_a_flipped_bit_in_cold_data_and_a_restored_disk_beside_a_killed_leader(tmp_path: Path) -> None:
+def test_a_flipped_bit_in_cold_data_and_a_restored_disk_beside_a_killed_leader(
+    tmp_path: Path, record_property: Record
+) -> None:
     scrub = {"scrub_bytes_per_second": 50 << 20, "scrub_every_ms": 500}
     with ray_cluster("b1", "b2", "b3"):
         rq = rayqueue.connect(settings=Settings(data_dir=tmp_path, log=scrub))
@@ -57,9 +60,12 @@ def test_a_flipped_bit_in_cold_data_and_a_restored_disk_beside_a_killed_leader(t
             cold_group = rq.io.call(rq.routes.topic("cold")).partitions[0].group_id
             (path,) = tmp_path.rglob(f"{cold_group}/{victim}")
             wait_for(lambda: COLD in (path / DATA_FILE).read_bytes(), "the record to be in LMDB's file", PATIENCE_S)
-            flip(path / DATA_FILE)
-            wait_for(lambda: victim not in cold_nodes(), "the scrub to find it, and another in its place", PATIENCE_S)
-            wait_for(lambda: rq.topic("cold").partitions[0].in_sync == 3, "the new one to be in sync", PATIENCE_S)
+            with step(record_property, sending, "a bit flips on a follower's disk (beside)"):
+                flip(path / DATA_FILE)
+                wait_for(
+                    lambda: victim not in cold_nodes(), "the scrub to find it, and another in its place", PATIENCE_S
+                )
+                wait_for(lambda: rq.topic("cold").partitions[0].in_sync == 3, "the new one to be in sync", PATIENCE_S)
 
             # A follower's disk is replaced by an older copy, and its leader is killed at the same time.
             victim = next(each.replica_id for each in only(rq).replicas if each.role == "follower")
@@ -71,14 +77,15 @@ def test_a_flipped_bit_in_cold_data_and_a_restored_disk_beside_a_killed_leader(t
             wait_for(lambda: whole(rq), "it to have them", PATIENCE_S)
             leader = next(each.replica_id for each in only(rq).replicas if each.role == "leader")
             process = ray.get(ray.get_actor(actor_name(group_of(rq), ReplicaId(leader)), "rayqueue").process.remote())
-            with killed(tmp_path, group_of(rq), victim) as path:
-                os.kill(process.pid, signal.SIGKILL)
-                path.rename(path.with_name("newer"))
-                copy.rename(path)
-            shutil.rmtree(path.with_name("newer"))
-            acked = len(sending.acked)
-            wait_for(lambda: len(sending.acked) > acked + 100, "acknowledgements", PATIENCE_S)
-            wait_for(lambda: only(rq).in_sync == 3, "three replicas in sync", PATIENCE_S)
+            with step(record_property, sending, "a follower's disk is an older copy, its leader is killed"):
+                with killed(tmp_path, group_of(rq), victim) as path:
+                    os.kill(process.pid, signal.SIGKILL)
+                    path.rename(path.with_name("newer"))
+                    copy.rename(path)
+                shutil.rmtree(path.with_name("newer"))
+                acked = len(sending.acked)
+                wait_for(lambda: len(sending.acked) > acked + 100, "acknowledgements", PATIENCE_S)
+                wait_for(lambda: only(rq).in_sync == 3, "three replicas in sync", PATIENCE_S)
         found = read_back(rq, len(sending.acked))
         assert found == sorted(found), "in order"
         assert set(sending.acked) <= set(found), "nothing acknowledged is lost"

@@ -14,6 +14,7 @@ from rayqueue.errors import CapacityError, InvalidInputError
 from rayqueue.testing import wait_for
 from tests.chaos.test_decommission import command
 from tests.chaos.test_replacement import PATIENCE_S, traffic
+from tests.chaos.traffic import Record, step
 from tests.integration.ray_clusters import ray_cluster
 
 pytestmark = pytest.mark.timeout(300)
@@ -70,7 +71,7 @@ def follows_its_readers(rq: rayqueue.RayQueue) -> None:
         wait_for(is_near, "a leader next to its reader", PATIENCE_S)
 
 
-def test_a_broker_joins_and_replicas_leaders_and_copies_follow(tmp_path: Path) -> None:
+def test_a_broker_joins_and_replicas_leaders_and_copies_follow(tmp_path: Path, record_property: Record) -> None:
     settings = Settings(data_dir=tmp_path, cluster={"leaders_look_ms": 1_000, "leader_rest_ms": 1_000})
     with ray_cluster("b1", "b2", "b3", racks=RACKS) as cluster:
         rq = rayqueue.connect(settings=settings)
@@ -84,7 +85,8 @@ def test_a_broker_joins_and_replicas_leaders_and_copies_follow(tmp_path: Path) -
             assert {(each.source, each.target) for each in plan.moves} == {("b3", "b4")}
             assert len(plan.moves) == 2
             assert rq.rebalance_progress() is None, "a dry run begins nothing"
-            assert json.loads(command(cluster, tmp_path, "rebalance", "--yes", "--json"))["done"]
+            with step(record_property, sending, "a rebalance over a broker that joined"):
+                assert json.loads(command(cluster, tmp_path, "rebalance", "--yes", "--json"))["done"]
             assert shares(rq) == {"b1": 2, "b2": 2, "b3": 2, "b4": 2}
             assert all({RACKS[broker] for broker in each} == {"left", "right"} for each in held(rq))
             assert rq.plan_rebalance().moves == ()
@@ -94,14 +96,17 @@ def test_a_broker_joins_and_replicas_leaders_and_copies_follow(tmp_path: Path) -
             assert joins["b4"].rack == "right"
             assert all(each.disk_bytes > each.disk_free_bytes > 0 for each in rq.cluster().brokers)
 
-            rq.alter_topic("orders", replication=3)
-            wait_for(lambda: has_copies(rq, 3), "a copy more of each", PATIENCE_S)
+            with step(record_property, sending, "a copy more of each partition"):
+                rq.alter_topic("orders", replication=3)
+                wait_for(lambda: has_copies(rq, 3), "a copy more of each", PATIENCE_S)
             target = next(iter(held(rq)[0] - {rq.topic("orders").partitions[0].leader or ""}))
-            rq.transfer_leader("orders", 0, target)
+            with step(record_property, sending, "a leader is transferred"):
+                rq.transfer_leader("orders", 0, target)
             with pytest.raises(InvalidInputError, match="none on b9"):
                 rq.transfer_leader("orders", 0, "b9")
-            command(cluster, tmp_path, "topics", "alter", "orders", "--replication", "1")
-            wait_for(lambda: has_copies(rq, 1), "one copy of each", PATIENCE_S)
+            with step(record_property, sending, "two copies less of each partition"):
+                command(cluster, tmp_path, "topics", "alter", "orders", "--replication", "1")
+                wait_for(lambda: has_copies(rq, 1), "one copy of each", PATIENCE_S)
             follows_its_readers(rq)
             with pytest.raises(CapacityError, match=r"MiB of disk free.*cluster\.replica_memory_bytes"):
                 rq.create_topic("huge", partitions=5_000, replication=3)

@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -22,6 +23,7 @@ from rayqueue.errors import StorageError
 from rayqueue.ids import COORDINATOR, GroupId, ReplicaId
 from rayqueue.log.lmdb_file import DirectoryLock
 from rayqueue.testing import wait_for
+from tests.chaos.traffic import Record, longest_pause, step
 from tests.integration.ray_clusters import ray_cluster
 
 pytestmark = pytest.mark.timeout(300)
@@ -34,6 +36,7 @@ class Traffic:
 
     def __init__(self, rq: rayqueue.RayQueue) -> None:
         self.acked: list[int] = []
+        self._acked_s: list[float] = []
         self._rq = rq
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._send)
@@ -45,7 +48,12 @@ class Traffic:
             while not self._stop.wait(0.005):
                 producer.send("orders", b"%d" % number).result(timeout_ms=60_000)
                 self.acked.append(number)
+                self._acked_s.append(time.monotonic())
                 number += 1
+
+    def pauses(self, since_s: float) -> list[float]:
+        """One by one, to all partitions."""
+        return [longest_pause(list(self._acked_s), since_s)]
 
     def stop(self) -> None:
         self._stop.set()
@@ -135,7 +143,7 @@ def wipe(path: Path, group_id: GroupId, node: str) -> Path:
     return found
 
 
-def test_a_wiped_disk_is_rebuilt_and_a_lost_node_replaced_under_load(tmp_path: Path) -> None:
+def test_a_wiped_disk_is_rebuilt_and_a_lost_node_replaced_under_load(tmp_path: Path, record_property: Record) -> None:
     settings = Settings(data_dir=tmp_path, cluster={"replace_after_ms": 3000})
     with ray_cluster("b1", "b2", "b3", "b4") as cluster:
         rq = rayqueue.connect(settings=settings)
@@ -145,14 +153,15 @@ def test_a_wiped_disk_is_rebuilt_and_a_lost_node_replaced_under_load(tmp_path: P
             wait_for(lambda: len(sending.acked) > 200, "some records", PATIENCE_S)
 
             # The disk of a follower is wiped under it.
-            victim = next(each for each in only(rq).replicas if each.role == "follower")
-            path = wipe(tmp_path, group_of(rq), victim.replica_id)
-            wait_for(
-                lambda: victim.replica_id not in {each.replica_id for each in only(rq).replicas},
-                "a new one",
-                PATIENCE_S,
-            )
-            wait_for(lambda: whole(rq), "the new replica to have it all", PATIENCE_S)
+            with step(record_property, sending, "a follower's disk is wiped"):
+                victim = next(each for each in only(rq).replicas if each.role == "follower")
+                path = wipe(tmp_path, group_of(rq), victim.replica_id)
+                wait_for(
+                    lambda: victim.replica_id not in {each.replica_id for each in only(rq).replicas},
+                    "a new one",
+                    PATIENCE_S,
+                )
+                wait_for(lambda: whole(rq), "the new replica to have it all", PATIENCE_S)
             assert victim.broker in brokers(rq), "its broker is well, so the new one is there"
             assert not path.exists()
 
@@ -165,31 +174,34 @@ def test_a_wiped_disk_is_rebuilt_and_a_lost_node_replaced_under_load(tmp_path: P
             acked = len(sending.acked)
             wait_for(lambda: len(sending.acked) > acked + 200, "records that the copy does not have", PATIENCE_S)
             wait_for(lambda: whole(rq), "it to have them", PATIENCE_S)
-            with killed(tmp_path, group_of(rq), victim.replica_id) as path:
-                path.rename(path.with_name("newer"))
-                copy.rename(path)
-            shutil.rmtree(path.with_name("newer"))
-            wait_for(
-                lambda: victim.replica_id not in {each.replica_id for each in only(rq).replicas},
-                "a new one",
-                PATIENCE_S,
-            )
-            wait_for(lambda: whole(rq), "the new replica to have it all", PATIENCE_S)
+            with step(record_property, sending, "a follower's disk is an older copy"):
+                with killed(tmp_path, group_of(rq), victim.replica_id) as path:
+                    path.rename(path.with_name("newer"))
+                    copy.rename(path)
+                shutil.rmtree(path.with_name("newer"))
+                wait_for(
+                    lambda: victim.replica_id not in {each.replica_id for each in only(rq).replicas},
+                    "a new one",
+                    PATIENCE_S,
+                )
+                wait_for(lambda: whole(rq), "the new replica to have it all", PATIENCE_S)
 
             # And that of a coordinator.
             before = coordinators(rq)
             assert before == ("c1", "c2", "c3")
             wiped = next(each for each in before if each != rq.cluster().coordinator)
-            old = wipe(tmp_path, COORDINATOR, wiped)
             left = [each for each in before if each != wiped]
-            wait_for(lambda: coordinators(rq) == (*left, "c4"), "a new coordinator", PATIENCE_S)
-            wait_for(lambda: not old.exists(), "the old one's data to be deleted", PATIENCE_S)
+            with step(record_property, sending, "a coordinator's disk is wiped"):
+                old = wipe(tmp_path, COORDINATOR, wiped)
+                wait_for(lambda: coordinators(rq) == (*left, "c4"), "a new coordinator", PATIENCE_S)
+                wait_for(lambda: not old.exists(), "the old one's data to be deleted", PATIENCE_S)
 
             # A node is lost for good: not Ray's head, which is this test's own way to the cluster.
             gone = next(each for each in sorted(brokers(rq)) if each != "b1")
-            cluster.kill(gone)
-            wait_for(lambda: gone not in brokers(rq), "its replica to be replaced", PATIENCE_S)
-            wait_for(lambda: whole(rq), "the replacement to have it all", PATIENCE_S)
+            with step(record_property, sending, "a node is lost for good, and replaced"):
+                cluster.kill(gone)
+                wait_for(lambda: gone not in brokers(rq), "its replica to be replaced", PATIENCE_S)
+                wait_for(lambda: whole(rq), "the replacement to have it all", PATIENCE_S)
             assert brokers(rq) == {"b1", "b2", "b3", "b4"} - {gone}
             known = load_cluster(tmp_path)
             assert known is not None
@@ -200,8 +212,9 @@ def test_a_wiped_disk_is_rebuilt_and_a_lost_node_replaced_under_load(tmp_path: P
             # So one more may be lost, which would have been the end of the partition.
             second = next(each for each in sorted(brokers(rq)) if each != "b1")
             acked = len(sending.acked)
-            cluster.kill(second)
-            wait_for(lambda: len(sending.acked) > acked + 200, "acknowledgements without it", PATIENCE_S)
+            with step(record_property, sending, "a second node is lost"):
+                cluster.kill(second)
+                wait_for(lambda: len(sending.acked) > acked + 200, "acknowledgements without it", PATIENCE_S)
 
             # The first one comes back: it has no place here any more, and cleans up.
             cluster.add(gone)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,7 +14,7 @@ import rayqueue
 from rayqueue.actors.keeper.nodes import found_actors
 from rayqueue.actors.names import PREFIX, STARTER
 from rayqueue.testing import wait_for
-from tests.chaos.traffic import check, traffic
+from tests.chaos.traffic import Record, check, step, traffic
 from tests.integration.ray_clusters import ray_cluster
 
 pytestmark = pytest.mark.timeout(300)
@@ -27,9 +26,6 @@ BUSY_S = 15.0
 """A machine that does other things beside: how short it is on a quiet one is ``benchmarks/recovery.py``'s to say."""
 
 
-Measured = Callable[[str, object], None]
-
-
 def processes(namespace: str = "rayqueue") -> dict[str, int]:
     names = [name for name in found_actors(namespace) if name.startswith(PREFIX) and name != STARTER]
     asked = {name: ray.get_actor(name, namespace).process.remote() for name in names}
@@ -37,7 +33,7 @@ def processes(namespace: str = "rayqueue") -> dict[str, int]:
 
 
 def test_a_rolling_restart_under_load_loses_nothing_and_leaves_nobody_without_a_leader(
-    tmp_path: Path, record_property: Measured
+    tmp_path: Path, record_property: Record
 ) -> None:
     with ray_cluster(*BROKERS) as cluster:
         rq = rayqueue.connect(data_dir=tmp_path)
@@ -47,10 +43,9 @@ def test_a_rolling_restart_under_load_loses_nothing_and_leaves_nobody_without_a_
             wait_for(lambda: sending.least > 100, "some records", PATIENCE_S)
             for broker in BROKERS:
                 before, began_s = processes(), time.monotonic()
-                done = rq.restart_broker(broker)
+                with step(record_property, sending, f"restart of {broker}"):
+                    done = rq.restart_broker(broker)
                 pauses = sending.pauses(began_s)
-                record_property(f"restart of {broker}, ms per partition", [round(pause * 1000) for pause in pauses])
-                record_property(f"restart of {broker}, s in all", round(done.seconds, 1))
                 after = processes()
                 assert after.keys() == before.keys()
                 assert sum(after[name] != before[name] for name in after) == done.replicas == PARTITIONS + 1
@@ -61,12 +56,11 @@ def test_a_rolling_restart_under_load_loses_nothing_and_leaves_nobody_without_a_
             leader = next(each for each in rq.topic("orders").partitions[0].replicas if each.role == "leader")
             name = next(name for name in processes() if name.endswith(f"/{leader.replica_id}") and "/orders-0." in name)
             term = rq.topic("orders").partitions[0].term
-            began_s = time.monotonic()
-            os.kill(processes()[name], signal.SIGTERM)
-            wait_for(lambda: rq.topic("orders").partitions[0].term > term, "another leader", PATIENCE_S)
-            least = sending.least
-            wait_for(lambda: sending.least > least + 50, "acknowledgements", PATIENCE_S)
-            record_property("SIGTERM of a leader, ms", round(sending.pauses(began_s)[0] * 1000))
+            with step(record_property, sending, "SIGTERM of the first one's leader"):
+                os.kill(processes()[name], signal.SIGTERM)
+                wait_for(lambda: rq.topic("orders").partitions[0].term > term, "another leader", PATIENCE_S)
+                least = sending.least
+                wait_for(lambda: sending.least > least + 50, "acknowledgements", PATIENCE_S)
 
             # A node is stopped as a whole, which nothing on it is asked about: it leads nothing by then.
             rq.transfer_leader("orders", 0, "b3", timeout_ms=30_000)
@@ -74,16 +68,15 @@ def test_a_rolling_restart_under_load_loses_nothing_and_leaves_nobody_without_a_
             assert handed.handed_over >= 1
             assert handed.still_leads == ()
             assert rq.topic("orders").partitions[0].leader != "b3"
-            began_s, least = time.monotonic(), sending.least
-            cluster.kill("b3")
-            wait_for(lambda: sending.least > least + 50, "acknowledgements", PATIENCE_S)
-            pauses = sending.pauses(began_s)
-            record_property("node killed after hand-over, ms per partition", [round(pause * 1000) for pause in pauses])
+            least = sending.least
+            with step(record_property, sending, "node killed after hand-over"):
+                cluster.kill("b3")
+                wait_for(lambda: sending.least > least + 50, "acknowledgements", PATIENCE_S)
         check(rq, "orders", sending)
         rq.shutdown()
 
 
-def test_everything_is_killed_at_once_and_started_again_elsewhere(tmp_path: Path, record_property: Measured) -> None:
+def test_everything_is_killed_at_once_and_started_again_elsewhere(tmp_path: Path, record_property: Record) -> None:
     with ray_cluster(*BROKERS):
         rq = rayqueue.connect(data_dir=tmp_path)
         rq.create_topic("orders", partitions=PARTITIONS, replication=3)
@@ -99,7 +92,8 @@ def test_everything_is_killed_at_once_and_started_again_elsewhere(tmp_path: Path
         assert rq.cluster().cluster_id == cluster_id
         with traffic(rq, "orders", PARTITIONS) as after:
             wait_for(lambda: after.least > 0, "acknowledgements", PATIENCE_S)
-            record_property("all killed, s until all partitions serve, of a Ray", round(time.monotonic() - began_s, 1))
+            took_s = time.monotonic() - began_s
+            record_property("all killed, until all partitions serve, from a Ray on", f"{took_s:.1f} s")
             cluster.add("b2")
             wait_for(lambda: len(processes()) == 3 * PARTITIONS + 3, "all replicas", PATIENCE_S)
         # The numbers of the second traffic began anew: behind the first one's, in each partition.

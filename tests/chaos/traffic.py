@@ -4,21 +4,50 @@
 ``check`` reads everything back and demands what was promised: of each partition
 the records in the order in which they were sent, every one that was
 acknowledged, and none twice. ``pauses`` says for how long each partition
-acknowledged nothing: what a step of the test cost.
+acknowledged nothing: what a step of the test cost. ``step`` measures that, for the
+table at the end of the report (``tests/conftest.py``).
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from itertools import pairwise
+from typing import Protocol
 
 import rayqueue
 from rayqueue.client.producer.delivery import Delivery
 
 _EVERY_S = 0.01
+
+Record = Callable[[str, object], None]
+"""pytest's ``record_property``."""
+
+
+class Acknowledged(Protocol):
+    """Traffic that remembers when it was acknowledged."""
+
+    def pauses(self, since_s: float) -> list[float]:
+        """The longest time without an acknowledgement, of each partition, from then on."""
+        ...
+
+
+@contextmanager
+def step(record: Record, sending: Acknowledged, name: str) -> Iterator[None]:
+    """What this part of the test costs its producers."""
+    began_s = time.monotonic()
+    yield
+    seconds = time.monotonic() - began_s
+    pauses = [round(pause * 1000) for pause in sending.pauses(began_s)]
+    told = f"{max(pauses)} ms" if len(pauses) == 1 else f"{max(pauses)} ms ({', '.join(map(str, pauses))})"
+    record(name, f"{told} without an acknowledgement, in {seconds:.1f} s")
+
+
+def longest_pause(moments: Iterable[float], since_s: float) -> float:
+    told = [since_s, *(when_s for when_s in moments if when_s >= since_s), time.monotonic()]
+    return max(later - earlier for earlier, later in pairwise(told))
 
 
 class Traffic:
@@ -58,12 +87,7 @@ class Traffic:
 
     def pauses(self, since_s: float) -> list[float]:
         """The longest time without an acknowledgement, of each partition, from then on."""
-        now_s = time.monotonic()
-        found: list[float] = []
-        for acked in self.acked:
-            moments = [since_s, *(when_s for _, when_s in list(acked) if when_s >= since_s), now_s]
-            found.append(max(later - earlier for earlier, later in pairwise(moments)))
-        return found
+        return [longest_pause((when_s for _, when_s in list(acked)), since_s) for acked in self.acked]
 
     def stop(self) -> None:
         self._stop.set()

@@ -11,15 +11,18 @@ import os
 import subprocess
 import sys
 import tarfile
-from collections.abc import Iterator
-from contextlib import ExitStack
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
+from threading import Event, Thread
 from typing import Any
 
 import pytest
 
 from rayqueue.testing import wait_for
+from tests.chaos.traffic import Record, longest_pause, step
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -71,6 +74,42 @@ class Process:
                 pipe.close()
 
 
+class Beat:
+    """One more client, which writes all the time, to measure for how long nobody acknowledges. A record takes it some
+    10 ms, and a turn of the replicas more to find a new leader."""
+
+    PRODUCER = 3
+
+    def __init__(self, client: Process, endpoints: Callable[[], list[Any]]) -> None:
+        self._client = client
+        self._endpoints = endpoints
+        self.acked: dict[int, int] = {}
+        self._acked_s: list[float] = []
+        self.failed: Exception | None = None
+        self._stop = Event()
+        self._thread = Thread(target=self._write, daemon=True)
+        self._thread.start()
+
+    def _write(self) -> None:
+        try:
+            while not self._stop.wait(0.01):
+                number = len(self.acked)
+                arguments = {"producer": self.PRODUCER, "first": number, "count": 1}
+                (self.acked[number],) = self._client.ask("write", endpoints=self._endpoints(), **arguments)
+                self._acked_s.append(time.monotonic())
+        except FailedError as error:
+            self.failed = error
+
+    def pauses(self, since_s: float) -> list[float]:
+        return [longest_pause(list(self._acked_s), since_s)]
+
+    def stop(self) -> None:
+        self._stop.set()
+        self._thread.join(PATIENCE_S)
+        assert not self._thread.is_alive()
+        assert self.failed is None, self.failed
+
+
 class Group:
     """Three replicas, each of the one or the other release, and a client of each."""
 
@@ -83,6 +122,19 @@ class Group:
         self._clients = {name: Process(code, folder / f"client-{name}.log") for name, code in self._code.items()}
         self.acked: dict[str, dict[int, int]] = {name: {} for name in self._clients}
         """Of each client: number to offset."""
+        self._endpoints: dict[str, list[Any]] = {}
+
+    @contextmanager
+    def beating(self, release: str) -> Iterator[Beat]:
+        """While a client of this release writes all the time."""
+        client = Process(self._code[release], self._folder / "client-beat.log")
+        beat = Beat(client, lambda: list(self._endpoints.values()))
+        try:
+            yield beat
+            beat.stop()
+            self.acked["beat"] = beat.acked
+        finally:
+            client.kill()
 
     def start(self, node: str, release: str, *, create: bool = False) -> None:
         process = self.replicas[node] = Process(self._code[release], self._folder / f"{node}.log")
@@ -91,11 +143,14 @@ class Group:
         self._addresses[node] = process.ask("start", path=str(self._folder / node), node=node, voters=voters, **kind)
         for each in self.replicas.values():
             each.ask("peers", addresses=self._addresses)
+        if not self._coordinator:
+            self._endpoints = {**self._endpoints, node: process.ask("endpoint")}
 
     def stop(self, node: str) -> None:
         """As a planned stop does: whoever leads hands over first."""
         if self.leader() == node:
             self.lead(next(each for each in sorted(self.replicas) if each != node))
+        self._endpoints = {each: told for each, told in self._endpoints.items() if each != node}
         self.replicas[node].ask("close")
         self.replicas.pop(node).kill()
 
@@ -171,6 +226,33 @@ def group(tmp_path: Path, before: Path) -> Iterator[Group]:
         for node in NODES:
             made.start(node, "old", create=True)
         yield made
+
+
+@pytest.mark.parametrize("release", ["old", "new"])
+def test_for_how_long_nobody_acknowledges_while_releases_are_mixed(
+    group: Group, release: str, record_property: Record
+) -> None:
+    """How short that is on a quiet machine is ``benchmarks/recovery.py``'s to say, of one release."""
+    group.write()
+    with group.beating(release) as beat:
+        for node in NODES:
+            # The worst case: it leads.
+            group.lead(node)
+            with step(record_property, beat, f"{node} is upgraded, as a client of the {release} release sees it"):
+                group.stop(node)
+                group.start(node, "new")
+                before = len(beat.acked)
+                wait_for(partial(_has_more, beat, before + 20), "acknowledgements", PATIENCE_S)
+            with step(record_property, beat, f"{node}, of the newer release, leads"):
+                group.lead(node)
+                before = len(beat.acked)
+                wait_for(partial(_has_more, beat, before + 20), "acknowledgements", PATIENCE_S)
+    group.check()
+
+
+def _has_more(beat: Beat, count: int) -> bool:
+    assert beat.failed is None, beat.failed
+    return len(beat.acked) >= count
 
 
 def test_replicas_are_upgraded_one_by_one_under_clients_of_both_releases(group: Group) -> None:
