@@ -25,7 +25,7 @@ from rayqueue.cluster.brokers import Pace
 from rayqueue.cluster.commands import BeginMove, CancelMove, DropPlanned, FinishMove
 from rayqueue.cluster.moves import Move, Need, Reason
 from rayqueue.cluster.placement import AliveBroker
-from rayqueue.cluster.repairs import Absences, found_of, needs_of
+from rayqueue.cluster.repairs import Absences, found_of, needs_of, stuck
 from rayqueue.cluster.sites import room, spare_bytes
 from rayqueue.config import ClusterSettings
 from rayqueue.errors import ChangeInProgressError, LearnerBehindError, NotInSyncError, RayQueueError
@@ -100,7 +100,7 @@ class Mover:
         # What is urgent does not wait for what is not.
         urgent = self._settings.moves_at_once - sum(move.reason in _URGENT for move in view.moves.values())
         free = self._settings.moves_at_once - len(view.moves)
-        self.waiting = {}
+        self.waiting = stuck(view, self.given_up)
         for need in needs:
             group_id = need.partition.group_id
             if (urgent if need.reason in _URGENT else free) <= 0:

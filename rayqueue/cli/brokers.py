@@ -62,7 +62,7 @@ def decommission(
         if wait and not cancel:
             with spinner("") as doing:
                 while (told := _of(info, broker)) is not None and told.holds:
-                    doing.update(f"{told.holds} replicas are still on {broker}, {len(info.moves)} are being moved")
+                    doing.update(_left(told, info))
                     time.sleep(_LOOK_EVERY_S)
                     info = rq.cluster()
     if as_json:
@@ -256,6 +256,15 @@ def duration(left_ms: int | None) -> str:
         return ""
     seconds = -(-left_ms // 1000)
     return f"{seconds} s" if seconds < 120 else f"{seconds // 60} min" if seconds < 7200 else f"{seconds // 3600} h"
+
+
+def _left(told: Broker, info: ClusterInfo) -> str:
+    """What is still to be done; and, if nothing is being done, the first thing that it waits for."""
+    text = f"{told.holds} replicas are still on {told.broker}, {len(info.moves)} are being moved"
+    if info.moves or not info.waiting:
+        return text
+    each, more = info.waiting[0], len(info.waiting) - 1
+    return f"{text}; {each.topic}-{each.partition}: {each.why}" + (f" (and {more} more)" if more else "")
 
 
 def _of(info: ClusterInfo, broker: str) -> Broker | None:

@@ -263,8 +263,8 @@ def needs(
                     Need(partition, replica.replica_id, Reason.DRAIN, f"broker {replica.broker} is to be emptied")
                 )
         healthy = len(partition.replicas) - len(ill)
-        if not healthy or 2 * healthy < len(partition.replicas):
-            continue  # without a majority nothing can be decided; of two, the one that is gone may have left already
+        if cannot_decide(healthy, len(partition.replicas)):
+            continue
         margin = healthy - (len(partition.replicas) // 2 + 1)
         wanted = wishes.replication.get(partition.group_id, len(partition.replicas))
         if partition.group_id in wishes.unmade:
@@ -282,6 +282,11 @@ def needs(
         elif (plan := planned.get(partition.group_id)) is not None:
             found.append((_CAN_WAIT + 3, Need(partition, plan.remove, Reason.BALANCE, "rebalance", plan.broker)))
     return [need for _, need in sorted(found, key=lambda each: (each[0], each[1].partition.group_id))]
+
+
+def cannot_decide(healthy: int, copies: int) -> bool:
+    """Without a majority nothing can be decided. Of two, the one that is gone may have left the group already."""
+    return not healthy or 2 * healthy < copies
 
 
 _CAN_WAIT = 100

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from rayqueue.cluster.catalog import PlacedReplica
 from rayqueue.cluster.commands import ForgetBroker
-from rayqueue.cluster.moves import Found, Move, Need, Planned, Wishes, needs
+from rayqueue.cluster.moves import Found, Move, Need, Planned, Wishes, cannot_decide, needs
 from rayqueue.cluster.placement import AliveBroker
 from rayqueue.cluster.recoveries import Recovery
 from rayqueue.config import ClusterSettings
@@ -87,6 +87,25 @@ def needs_of(
     changing |= {each.group_id for each in view.recoveries.values() if not each.settled}
     wishes = Wishes(replication, view.planned, changing, alive)
     return needs(partitions, view.lost, given_up, view.moves, draining, wishes)
+
+
+def stuck(view: Metadata, given_up: Mapping[str, str]) -> dict[str, str]:
+    """Partitions of which so many copies are lost, or on brokers that are given up, that ``needs_of`` leaves them
+    alone: by Raft group, what an operator should know."""
+    found: dict[str, str] = {}
+    for partition in (each for info in view.topics.values() for each in info.partitions):
+        ill = [
+            each.replica_id
+            for each in partition.replicas
+            if each.broker in given_up or (partition.group_id, each.replica_id) in view.lost
+        ]
+        left, copies = len(partition.replicas) - len(ill), len(partition.replicas)
+        if cannot_decide(left, copies):
+            found[partition.group_id] = (
+                f"{left} of {copies} copies are left, which decide nothing: bring {', '.join(ill)} back, or give up "
+                "what only they have (rayqueue recover --unsafe)"
+            )
+    return found
 
 
 class Said(Protocol):

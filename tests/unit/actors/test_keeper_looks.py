@@ -12,6 +12,7 @@ from rayqueue.cluster.commands import (
     BeginMove,
     BeginRebalance,
     CancelMove,
+    CreateTopic,
     DrainBroker,
     DropPlanned,
     EndRebalance,
@@ -23,6 +24,7 @@ from rayqueue.cluster.commands import (
 )
 from rayqueue.cluster.moves import Reason
 from rayqueue.ids import ReplicaId
+from rayqueue.protocol.topics import TopicSettings
 from rayqueue.replica.status import Status
 from tests.unit.actors.kept_cluster import GROUP, KeptCluster, nothing, run, status_of
 
@@ -206,5 +208,20 @@ def test_a_learner_without_a_place_is_sent_away_without_a_move(tmp_path: Path, m
         kept.log.apply(FinishMove(GROUP, "r3.1"))
         await kept.look()
         assert kept.removed == ["r9.9"], "the other has a place"
+
+    run(scenario())
+
+
+def test_what_cannot_be_moved_from_a_broker_that_is_gone_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario() -> None:
+        kept = KeptCluster(tmp_path, monkeypatch, broker_wait_ms=0)
+        kept.log.apply(CreateTopic("alone", TopicSettings(partitions=1, replication=1), (("b3",),)))
+        kept.here("b1", "b2", "b4")
+        kept.log.apply(DrainBroker("b3", True))
+        await kept.look()
+        (why,) = (why for group_id, why in kept.keeper._mover.waiting.items() if group_id.startswith("alone"))
+        assert why.startswith("0 of 1 copies are left, which decide nothing: bring r1 back, or give up")
 
     run(scenario())

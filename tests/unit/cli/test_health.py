@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import msgspec
+
+from rayqueue.cli import brokers
 from rayqueue.cli.brokers import duration, state_of
 from rayqueue.cli.health import drained, full_disks, shortfalls
 from rayqueue.client.admin import PartitionDescription, ReplicaDescription, TopicDescription
@@ -64,3 +67,12 @@ def test_times_as_people_read_them() -> None:
     assert [duration(each) for each in (None, 0, 900, 119_000, 600_000, 3 * 3_600_000)] == [
         "", "0 s", "1 s", "119 s", "10 min", "3 h",
     ]  # fmt: skip
+
+
+def test_a_decommission_says_what_it_waits_for() -> None:
+    gone = Broker("b3", "h3", False, 1, draining=True, holds=1)
+    info = ClusterInfo("id", "c1", 1, (gone,), 1, 1, 0)
+    assert brokers._left(gone, info) == "1 replicas are still on b3, 0 are being moved"
+    waiting = tuple(Waiting("orders", number, "0 of 1 copies are left") for number in range(3))
+    said = brokers._left(gone, msgspec.structs.replace(info, waiting=waiting))
+    assert said.endswith("0 are being moved; orders-0: 0 of 1 copies are left (and 2 more)")
