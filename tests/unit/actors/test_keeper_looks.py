@@ -1,4 +1,4 @@
-"""What the keeper decides at its looks, without Ray: who is given up, what is moved, who is forgotten."""
+"""Looks of the keeper, without Ray: who is given up, what is moved, who is forgotten."""
 
 from __future__ import annotations
 
