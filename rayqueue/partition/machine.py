@@ -67,7 +67,7 @@ from rayqueue.partition.commands import (
 )
 from rayqueue.partition.groups import Groups
 from rayqueue.partition.jobs import dump
-from rayqueue.partition.jobs.commands import ChangeJobs, EndWorkers, JobCommand, LeaseJobs, SettleJobs
+from rayqueue.partition.jobs.commands import AckAll, ChangeJobs, EndWorkers, JobCommand, LeaseJobs, SettleJobs
 from rayqueue.partition.jobs.frontier import NOT_PLAIN
 from rayqueue.partition.jobs.queue import Grant
 from rayqueue.partition.jobs.staged import StagingQueue
@@ -93,7 +93,7 @@ from rayqueue.partition.transactions.endings import Endings, transaction_of
 from rayqueue.partition.transactions.open import Transactions
 from rayqueue.partition.transactions.runs import aborted_at
 from rayqueue.protocol.calls import Lag, Position
-from rayqueue.protocol.jobs import Settled
+from rayqueue.protocol.jobs import AckedAll, Settled
 from rayqueue.protocol.unpacking import unpack
 from rayqueue.records import BATCH_TAG, BatchHeader
 from rayqueue.records.checksum import crc32c
@@ -113,6 +113,7 @@ Answer = (
     | Settled
     | tuple[Grant | None, ...]
     | tuple[Settled, ...]
+    | tuple[AckedAll, ...]
     | tuple[int, ...]
     | int
     | RayQueueError
@@ -489,7 +490,7 @@ class Partition:
                 return self.producers.fence(producer_id, epoch, index, self.settings)
             case Configure(settings):
                 return self._configure(settings)
-            case LeaseJobs() | SettleJobs() | EndWorkers() | ChangeJobs():
+            case LeaseJobs() | SettleJobs() | EndWorkers() | ChangeJobs() | AckAll():
                 return self._change_jobs(index, command)
             case StageOffsets() | StageAcks() | EndTransaction():
                 return self.endings.change(index, command)
@@ -518,6 +519,8 @@ class Partition:
                 answer = jobs.end_workers(command)
             case ChangeJobs():
                 answer = jobs.change(command)
+            case AckAll():
+                answer = jobs.ack_all(command)
         jobs.flush()
         return answer
 

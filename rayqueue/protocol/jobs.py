@@ -136,6 +136,16 @@ class Settled(msgspec.Struct, frozen=True, array_like=True):
     """How long the lease lasts from now, after ``extend``: less than asked for once ``max_lease_ms`` is near."""
 
 
+class AckedAll(msgspec.Struct, frozen=True, array_like=True):
+    """What became of an ``AckAll``."""
+
+    done: bool
+    """All of them are acknowledged by their leases. Otherwise none was, by this call."""
+    forgotten: bool = False
+    """Nobody knows any more whether an earlier attempt has acknowledged them: it was too long ago. They are not there
+    now, and so many leases have ended since that these are forgotten."""
+
+
 class QueueSizes(msgspec.Struct, frozen=True, array_like=True):
     """Exact numbers of one partition, as of now."""
 
@@ -254,6 +264,18 @@ class SettleJobs(Call, frozen=True, kw_only=True):
     settlements: Annotated[tuple[Settlement, ...], Meta(min_length=1, max_length=MAX_JOBS)]
 
 
+class AckAll(Call, frozen=True, kw_only=True):
+    """Acknowledge all of these jobs, of one lease or of several, or none of them: if a single one is somebody else's by
+    now, or gone, nothing changes. For whoever can do nothing with a part. Answered when it is durable.
+
+    May be repeated, and is told the same. The jobs may be more than ``MAX_JOBS``, as many as the queue lets be leased.
+    """
+
+    answer_type: ClassVar[Any] = AckedAll
+    leases: Annotated[tuple[tuple[Token, Runs], ...], Meta(min_length=1, max_length=MAX_JOBS)]
+    """Of each its token and its jobs, each once."""
+
+
 class WithdrawRequest(Call, frozen=True, kw_only=True):
     """A worker does not want any more what it asked for by this ``attempt``. If the request waits for jobs, it is
     answered with none; if it is just being given some, they go back as if they had not been delivered. Answers how
@@ -262,6 +284,9 @@ class WithdrawRequest(Call, frozen=True, kw_only=True):
     answer_type: ClassVar[Any] = int
     worker: Worker
     attempt: Annotated[int, Meta(ge=0, le=2**63 - 1)]
+    give_back: bool = False
+    """Also what it was answered with: the worker has not got the answer, and will not look at it. A replica of a
+    release without it does not: then the lease ends by its time."""
 
 
 class EndWorker(Call, frozen=True, kw_only=True):
@@ -336,6 +361,7 @@ class PurgeDead(Call, frozen=True, kw_only=True):
 JobCall = (
     LeaseJobs
     | SettleJobs
+    | AckAll
     | WithdrawRequest
     | EndWorker
     | GetQueueSizes

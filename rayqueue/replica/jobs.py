@@ -29,14 +29,17 @@ from rayqueue.errors import (
 )
 from rayqueue.partition import Partition, pass_time_command
 from rayqueue.partition.jobs.commands import (
+    Held,
     Request,
     Settle,
+    ack_all_command,
     change_command,
     end_workers_command,
     lease_command,
     settle,
     settle_command,
 )
+from rayqueue.partition.jobs.leases import Lease
 from rayqueue.partition.jobs.moving import MOVED_AT_ONCE, move_batch, plan_move, wasteful
 from rayqueue.partition.jobs.queue import Grant, JobQueue, part_of
 from rayqueue.partition.jobs.rows import State
@@ -144,6 +147,7 @@ class Jobs:
         self._waiting: Parking[_Wanted] = Parking()
         self._awaiting: Parking[_Awaited] = Parking()
         self._settles: list[tuple[Reply, list[Settle]]] = []
+        self._acks: list[tuple[Reply, Held]] = []
         self._ended: list[tuple[str, Reply | None]] = []
         """Workers whose leases are to end, and who is told; None: unless the worker has come back."""
         self._gone_nodes: dict[str, None] = {}
@@ -204,8 +208,9 @@ class Jobs:
 
     def _refuse(self, error: RayQueueError) -> None:
         settles, self._settles = self._settles, []
+        acks, self._acks = self._acks, []
         ended, self._ended = self._ended, []
-        replies = [reply for reply, _ in settles]
+        replies = [reply for reply, _ in (*settles, *acks)]
         replies += [reply for _, reply in ended if reply is not None]
         replies += [each.reply for each in self._waiting.take_all()]
         replies += [each.reply for each in self._awaiting.take_all()]
@@ -229,7 +234,7 @@ class Jobs:
         jobs = self._partition.jobs
         if jobs is None:
             return _NEVER
-        if self._settles or (self._ended and len(self._ended) > len(self._busy())):
+        if self._settles or self._acks or (self._ended and len(self._ended) > len(self._busy())):
             return 0.0
         due_s = min(self._waiting.next_deadline_s, self._awaiting.next_deadline_s)
         if self._leads and not self._ticking:
@@ -242,6 +247,8 @@ class Jobs:
         """All requests of a turn were taken: propose what they ask for."""
         if self._settles:
             self._propose_settles()
+        if self._acks:
+            self._propose_acks()
         self._serve_waiting()
 
     def tick(self, now_s: float) -> None:
@@ -345,8 +352,18 @@ class Jobs:
                 if sum([count for each in settlements for _, count in each.jobs]) > MAX_JOBS:
                     raise InvalidInputError(f"at most {MAX_JOBS} jobs are settled by one call")
                 self._settles.append((reply, [settle(worker, each) for each in settlements]))
-            case protocol.WithdrawRequest(worker=worker, attempt=attempt):
-                reply(self._withdraw(worker, attempt))
+            case protocol.AckAll(leases=leases):
+                most = max(MAX_JOBS, jobs.settings.max_leased)
+                if sum([count for _, held in leases for _, count in held]) > most:
+                    raise InvalidInputError(f"at most {most} jobs are leased here at a time")
+                self._acks.append((reply, leases))
+            case protocol.WithdrawRequest(worker=worker, attempt=attempt, give_back=give_back):
+                withdrawn = self._withdraw(worker, attempt)
+                lease = jobs.leases.of_attempt(worker, attempt) if give_back and not withdrawn else None
+                if lease is None:
+                    reply(withdrawn)
+                else:
+                    self._give_back(lease, reply)
             case protocol.EndWorker(worker=worker):
                 self._withdraw(worker, None)
                 self._ended.append((worker, reply))
@@ -557,6 +574,16 @@ class Jobs:
         else:
             released(self._replica.not_leader())
 
+    def _give_back(self, lease: Lease, reply: Reply) -> None:
+        """All that the lease holds: nobody knows of it."""
+        runs = (*[(first, count) for first, count, _ in lease.runs], *[(job_id, 1) for job_id in lease.ids])
+        given_back = protocol.Settlement(kind="release", token=lease.token, jobs=runs)
+
+        def released(result: Any) -> None:
+            reply(result if isinstance(result, RayQueueError) else 0)
+
+        self._settles.append((released, [settle(lease.worker, given_back)]))
+
     # -- settlements ---------------------------------------------------------------------------
 
     def _propose_settles(self) -> None:
@@ -584,6 +611,27 @@ class Jobs:
             self._replica.propose(settle_command(self.time.now_ms(), together), settled)
         except RayQueueError as error:
             settled(error)
+
+    def _propose_acks(self) -> None:
+        """The same for those that are all or none."""
+        acks, self._acks = self._acks, []
+        while acks:
+            number = size_bytes = 0
+            while number < len(acks) and (not number or size_bytes < _ENTRY_BYTES):
+                size_bytes += sum([16 + 12 * len(jobs) for _, jobs in acks[number][1]])
+                number += 1
+            together, acks = acks[:number], acks[number:]
+            self._propose_acks_together(together)
+
+    def _propose_acks_together(self, acks: list[tuple[Reply, Held]]) -> None:
+        def acked(results: Any) -> None:
+            for at, (reply, _) in enumerate(acks):
+                reply(results if isinstance(results, RayQueueError) else results[at])
+
+        try:
+            self._replica.propose(ack_all_command(self.time.now_ms(), [held for _, held in acks]), acked)
+        except RayQueueError as error:
+            acked(error)
 
     # -- what there is -------------------------------------------------------------------------
 

@@ -612,6 +612,7 @@ TARGETS: dict[str, Target] = {
             job_commands.settle_command(5, [job_commands.settle("w", _SETTLEMENT)]),
             job_commands.end_workers_command(5, ["w"]),
             job_commands.change_command(5, "redrive", [1, 2]),
+            job_commands.ack_all_command(5, [((1, ((3, 2),)), (2, ((7, 1),)))]),
             cluster_commands.encode_command(cluster_commands.CreateTopic("t", TopicSettings(), (("b0",),))),
             cluster_commands.encode_command(cluster_commands.ChangeGroup("g", (cluster_commands.Leave("m"),))),
         ],

@@ -30,7 +30,7 @@ from rayqueue.net.route import GroupRoute
 from rayqueue.partition import Appended, Partition, PartitionSettings, Trimmed
 from rayqueue.partition.commands import PassTime, decode
 from rayqueue.partition.jobs import moving
-from rayqueue.partition.jobs.commands import ChangeJobs, EndWorkers, LeaseJobs, SettleJobs
+from rayqueue.partition.jobs.commands import AckAll, ChangeJobs, EndWorkers, LeaseJobs, SettleJobs
 from rayqueue.partition.tables import PARTITION
 from rayqueue.protocol import jobs as protocol
 from rayqueue.protocol.calls import Call
@@ -147,7 +147,7 @@ class JobChecker(Checker):
 
     def _change(self, payload: bytes, answer: Any) -> None:
         model, command = self.model, decode(payload)
-        if isinstance(command, (PassTime, LeaseJobs, SettleJobs, EndWorkers, ChangeJobs)):
+        if isinstance(command, (PassTime, LeaseJobs, SettleJobs, EndWorkers, ChangeJobs, AckAll)):
             model.pass_time(command.now_ms)
         match command:
             case LeaseJobs():
@@ -164,6 +164,18 @@ class JobChecker(Checker):
                     if told.kind == "ack":
                         ids = {first + at for first, count in told.jobs for at in range(count)}
                         self.acked |= {(told.token, job_id) for job_id in (ids & before) - set(model.jobs)}
+            case AckAll():
+                for held, acked in zip(command.acks, answer, strict=True):
+                    before = set(model.jobs)
+                    assert acked.done == model.ack_all(held), f"{held} is answered with {acked}"
+                    gone = before - set(model.jobs)
+                    self.acked |= {
+                        (token, first + at)
+                        for token, jobs in held
+                        for first, count in jobs
+                        for at in range(count)
+                        if first + at in gone
+                    }
             case EndWorkers():
                 expected = tuple([model.end_worker(worker) for worker in command.workers])
                 assert answer == expected, f"{answer} leases ended, not {expected}"

@@ -19,6 +19,7 @@ LEASE_JOBS = 0x20
 SETTLE_JOBS = 0x21
 END_WORKERS = 0x22
 CHANGE_JOBS = 0x23
+ACK_ALL = 0x24
 
 
 class Request(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -74,7 +75,18 @@ class ChangeJobs(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fi
     ids: tuple[int, ...]
 
 
-JobCommand = LeaseJobs | SettleJobs | EndWorkers | ChangeJobs
+Held = tuple[tuple[int, tuple[tuple[int, int], ...]], ...]
+"""Tokens of leases, and runs of their jobs."""
+
+
+class AckAll(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """Of each of these all jobs are done, or none is. Answered with ``protocol.jobs.AckedAll`` for each."""
+
+    now_ms: int
+    acks: tuple[Held, ...]
+
+
+JobCommand = LeaseJobs | SettleJobs | EndWorkers | ChangeJobs | AckAll
 
 _encode = msgspec.msgpack.Encoder().encode
 _T = TypeVar("_T", bound=JobCommand)
@@ -111,6 +123,10 @@ def change_command(now_ms: int, kind: str, ids: Sequence[int]) -> bytes:
     return bytes((CHANGE_JOBS,)) + _encode(ChangeJobs(now_ms, kind, tuple(ids)))
 
 
+def ack_all_command(now_ms: int, acks: Sequence[Held]) -> bytes:
+    return bytes((ACK_ALL,)) + _encode(AckAll(now_ms, tuple(acks)))
+
+
 def _decoder(kind: type[_T]) -> Callable[[bytes], _T]:
     decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(kind)
 
@@ -125,4 +141,5 @@ JOB_DECODERS: dict[int, Callable[[bytes], JobCommand]] = {
     SETTLE_JOBS: _decoder(SettleJobs),
     END_WORKERS: _decoder(EndWorkers),
     CHANGE_JOBS: _decoder(ChangeJobs),
+    ACK_ALL: _decoder(AckAll),
 }

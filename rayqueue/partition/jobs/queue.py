@@ -25,13 +25,22 @@ import msgspec
 
 from rayqueue.errors import InvalidInputError
 from rayqueue.partition.jobs import runs
-from rayqueue.partition.jobs.commands import ChangeJobs, EndWorkers, LeaseJobs, Request, Settle, SettleJobs
+from rayqueue.partition.jobs.commands import (
+    AckAll,
+    ChangeJobs,
+    EndWorkers,
+    Held,
+    LeaseJobs,
+    Request,
+    Settle,
+    SettleJobs,
+)
 from rayqueue.partition.jobs.index import Timer
-from rayqueue.partition.jobs.leases import Lease
+from rayqueue.partition.jobs.leases import REMEMBERED_RUNS, Lease
 from rayqueue.partition.jobs.rows import JobRow, Kind, Note, State
 from rayqueue.partition.jobs.runs import Part
 from rayqueue.partition.jobs.states import OUTLIVED, JobStates, id_key
-from rayqueue.protocol.jobs import JOB_HEADER, JobOptions, Settled, decode_options
+from rayqueue.protocol.jobs import JOB_HEADER, AckedAll, JobOptions, Settled, decode_options
 from rayqueue.records import BatchHeader, RecordBatch
 from rayqueue.records.header import HAS_HEADERS, Compression
 from rayqueue.records.record import Headers
@@ -294,6 +303,47 @@ class JobQueue(JobStates):
                 row.deliveries -= 1
                 row.token = 0
                 self._make_ready(row)
+
+    def ack_all(self, command: AckAll) -> tuple[AckedAll, ...]:
+        self.pass_time(command.now_ms)
+        return tuple([self._ack_all(each) for each in command.acks])
+
+    def _ack_all(self, held: Held) -> AckedAll:
+        """First it is seen whether it reaches all of them."""
+        forgotten = False
+        for token, jobs in held:
+            lease = self.leases.get(token)
+            left = [] if lease is None else list(lease.runs)
+            for first, count in jobs:
+                for start, length in runs.without(first, count, runs.subtract(left, first, count)):
+                    for job_id in range(start, start + length):
+                        if self._is_forgotten(token, lease, job_id):
+                            forgotten = True
+                        elif not self._acks(token, lease, job_id):
+                            return AckedAll(done=False)
+        if forgotten:
+            return AckedAll(done=False, forgotten=True)
+        for token, jobs in held:
+            self._settle(0, 0, Settle("", "ack", token, jobs, -1, 0, "", "", None))
+        return AckedAll(done=True)
+
+    def _acks(self, token: int, lease: Lease | None, job_id: int) -> bool:
+        """Whether an acknowledgement by this lease reaches a job that it does not hold as one without a row."""
+        if lease is not None and job_id in lease.ids:
+            return True
+        row = self.rows.get(job_id)
+        if row is None:
+            return lease is not None and runs.holds(lease.done, job_id)
+        return bool(token) and row.token == token and row.state not in (State.LEASED, State.CANCELLED)
+
+    def _is_forgotten(self, token: int, lease: Lease | None, job_id: int) -> bool:
+        """Whether this lease may have acknowledged it, so long ago that nobody knows."""
+        if self.rows.get(job_id) is not None:
+            return False
+        if lease is None:
+            return 0 < token < self.counts.next_token
+        done = lease.done
+        return not lease.held and len(done) >= REMEMBERED_RUNS and job_id < done[0][0]
 
     # -- time ---------------------------------------------------------------------------
 

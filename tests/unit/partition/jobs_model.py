@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rayqueue.partition import PartitionSettings
-from rayqueue.partition.jobs.commands import Request, Settle
+from rayqueue.partition.jobs.commands import Held, Request, Settle
 from rayqueue.partition.jobs.queue import Grant
 
 READY, LEASED, DELAYED, DEAD = "ready", "leased", "delayed", "dead"
@@ -173,6 +173,21 @@ class Model:
             job.notes.append("reject")
             self._die(job)
         return True
+
+    def ack_all(self, held: Held) -> bool:
+        """Whether all of them are done by these leases, as they were before or from now on; else nothing changes."""
+        named = [(token, first + at) for token, jobs in held for first, count in jobs for at in range(count)]
+        if not all(self._may_ack(token, job_id) for token, job_id in named):
+            return False
+        for token, jobs in held:
+            assert not self.settle(Settle("", "ack", token, jobs, -1, 0, "", "", None))
+        return True
+
+    def _may_ack(self, token: int, job_id: int) -> bool:
+        lease, job = self.leases.get(token), self.jobs.get(job_id)
+        if job is None:
+            return lease is not None and job_id in lease.done
+        return job.token == token != 0 and (job.state != LEASED or (lease is not None and job_id in lease.ids))
 
     def end(self, token: int, why: str) -> int:
         lease = self.leases[token]

@@ -22,6 +22,7 @@ from rayqueue.partition import PartitionSettings, pass_time_command, trim_comman
 from rayqueue.partition.jobs.commands import (
     Request,
     Settle,
+    ack_all_command,
     change_command,
     end_workers_command,
     lease_command,
@@ -152,6 +153,22 @@ class QueueMachine(RuleBasedStateMachine):
         (settled,) = self.log.apply(settle_command(self.now_ms, [told]))
         lost = {each for first, count in settled.lost for each in range(first, first + count)}
         assert lost == self.model.settle(told)
+
+    @precondition(lambda self: self.model.leases)
+    @rule(data=st.data(), count=st.integers(1, 3))
+    def ack_all(self, data: st.DataObject, count: int) -> None:
+        """What some leases have, or had; mostly of those that hold it still."""
+        leases = {token: lease for token, lease in self.model.leases.items() if lease.ids or lease.done}
+        chosen = data.draw(st.lists(st.sampled_from(sorted(leases)), max_size=count, unique=True)) if leases else []
+        held = []
+        for token in chosen:
+            had = {*leases[token].ids, *leases[token].done}
+            named = data.draw(st.sets(st.sampled_from(sorted(had)) | IDS, min_size=1, max_size=4))
+            held.append((token, tuple([(job_id, 1) for job_id in sorted(named)])))
+        if held:
+            self.model.pass_time(self.now_ms + 1)
+            (acked,) = self.log.apply(ack_all_command(self.now_ms, [tuple(held)]))
+            assert acked.done == self.model.ack_all(tuple(held))
 
     @rule(by_ms=st.sampled_from([1, 30, 110, 400]))
     def time_passes(self, by_ms: int) -> None:

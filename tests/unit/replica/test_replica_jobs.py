@@ -10,12 +10,15 @@ from typing import Any
 import pytest
 
 from rayqueue.errors import InvalidInputError, NotLeaderError, QueueFullError, TopicKindError
+from rayqueue.partition.jobs import leases
 from rayqueue.partition.jobs.commands import settle
 from rayqueue.protocol import calls
 from rayqueue.protocol.calls import Call
 from rayqueue.protocol.data import ANY_LANE, Cursor, FetchRequest
 from rayqueue.protocol.jobs import (
     JOB_HEADER,
+    AckAll,
+    AckedAll,
     CancelJobs,
     EndWorker,
     FindJobs,
@@ -115,6 +118,71 @@ def test_jobs_are_given_out_in_order_and_acknowledged(rq: memory.MemoryQueue) ->
     assert worker.get(10) == Leased()
     assert worker.settle("ack", leased.token, 1) == []
     assert worker.settle("ack", leased.token, 1, 7) == [7]  # repeated, and never had
+
+
+def test_all_are_acknowledged_or_none(rq: memory.MemoryQueue) -> None:
+    worker, other = make(rq, 8, retry_backoff_ms=0), Worker(rq, name="w2")
+    first, second = worker.get(3), worker.get(3)
+    both = AckAll(leases=((first.token, ((0, 3),)), (second.token, ((3, 3),))))
+    assert worker.settle("release", second.token, 4) == []
+    taken = other.get()
+    assert worker(both) == AckedAll(done=False)
+    assert worker(AckAll(leases=((first.token, ((0, 3), (7, 1))),))) == AckedAll(done=False)  # one that it never had
+    assert worker.sizes() == QueueSizes(2, 6, 0, 0)  # nothing has changed
+    assert other.settle("release", taken.token, 4) == []
+    rest = AckAll(leases=((first.token, ((0, 3),)), (second.token, ((3, 1), (5, 1)))))
+    assert [worker(rest) for _ in range(2)] == [AckedAll(done=True)] * 2
+    assert worker.sizes() == QueueSizes(3, 0, 0, 0)
+    with pytest.raises(InvalidInputError, match="at most 50000 jobs"):
+        worker(AckAll(leases=((first.token, tuple([(0, 10_000)] * 6)),)))
+
+
+def test_a_late_ack_of_all_counts_if_nobody_has_got_any_since(rq: memory.MemoryQueue) -> None:
+    worker, other = make(rq, 3, retry_backoff_ms=0), Worker(rq, name="w2")
+    leased = worker.get(3)
+    other(EndWorker(worker="w1"))
+    one = other.get()
+    assert worker(AckAll(leases=((leased.token, ((0, 3),)),))) == AckedAll(done=False)
+    other.settle("release", one.token, 0)  # from then on the first lease is not good for it
+    assert worker(AckAll(leases=((leased.token, ((0, 3),)),))) == AckedAll(done=False)
+    assert worker(AckAll(leases=((leased.token, ((1, 2),)),))) == AckedAll(done=True)
+    assert worker.sizes() == QueueSizes(1, 0, 0, 0)
+
+
+def test_an_ack_of_all_that_is_repeated_too_late_is_not_called_lost(
+    rq: memory.MemoryQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(leases, "REMEMBERED", 2)
+    worker = make(rq, 5, retry_backoff_ms=0)
+    ack = AckAll(leases=((worker.get().token, ((0, 1),)),))
+    assert worker(ack) == AckedAll(done=True)
+    for _ in range(3):
+        leased = worker.get()
+        worker.settle("ack", leased.token, leased.jobs[0].id)
+    assert worker(ack) == AckedAll(done=False, forgotten=True)
+    assert worker(AckAll(leases=((1, ((4, 1),)), (99, ((4, 1),))))) == AckedAll(done=False)  # no such lease yet
+
+
+def test_an_ack_of_many_runs_that_is_repeated_is_not_called_lost(rq: memory.MemoryQueue) -> None:
+    """More of them than a lease that has ended remembers."""
+    count = leases.REMEMBERED_RUNS + 10
+    worker, other = make(rq, 2 * count, retry_backoff_ms=0), Worker(rq, name="w2")
+    taken = other.get(2 * count)
+    other.settle("ack", taken.token, *range(0, 2 * count, 2))
+    other(EndWorker(worker="w2"))
+    leased = worker.get(count)
+    ack = AckAll(leases=((leased.token, tuple([(job.id, 1) for job in leased.jobs])),))
+    assert (len(leased.jobs), worker(ack), worker(ack)) == (count, AckedAll(True), AckedAll(False, forgotten=True))
+
+
+def test_what_a_request_was_answered_with_is_given_back_if_the_answer_was_not_heard(rq: memory.MemoryQueue) -> None:
+    worker = make(rq, 4, max_deliveries=1)
+    worker.get(2)
+    assert worker(WithdrawRequest(worker="w1", attempt=1)) == 0
+    assert worker.sizes().leased == 2
+    assert worker(WithdrawRequest(worker="w1", attempt=1, give_back=True)) == 0
+    assert worker.sizes() == QueueSizes(4, 0, 0, 0)
+    assert [job.deliveries for job in worker.get(4).jobs] == [1, 1, 1, 1]
 
 
 def test_a_failed_job_waits_and_comes_back_and_dies_in_the_end(rq: memory.MemoryQueue) -> None:
@@ -400,8 +468,8 @@ def test_what_waits_too_long_is_answered(rq: memory.MemoryQueue) -> None:
 
 def test_delays_times_to_live_and_dedupe_ids(rq: memory.MemoryQueue) -> None:
     worker = make(rq)
-    put(rq, b"late", delay_ms=200)
-    put(rq, b"short", ttl_ms=50)
+    put(rq, b"late", delay_ms=1_500)
+    put(rq, b"short", ttl_ms=700)
     put(rq, b"once", dedupe_id="d")
     put(rq, b"twice", dedupe_id="d")
     assert worker(FindJobs(dedupe_ids=("d", "e"))) == (2, None)
