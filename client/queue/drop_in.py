@@ -13,12 +13,10 @@ What differs is in docs/jobs.md, "From ray.util.queue".
 
 from __future__ import annotations
 
-import asyncio
-import logging
 import threading
 import uuid
 from collections.abc import Coroutine, Iterable, Mapping, Sequence
-from itertools import count
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import ray
@@ -27,24 +25,13 @@ from ray.util.queue import Empty, Full
 
 from rayqueue.client.joining import own_node
 from rayqueue.client.queue.bounded import BoundedPuts
+from rayqueue.client.queue.getting import Getting
 from rayqueue.client.queue.items import is_ref, pickled, unpickled
-from rayqueue.client.queue.settling import runs_of
 from rayqueue.client.twins import awaiting, beside, blocking, in_io, part
-from rayqueue.errors import ClosedError, LeaseLostError, QueueFullError, TopicRecreatedError, UnknownTopicError
+from rayqueue.errors import ClosedError, QueueFullError, TopicRecreatedError, UnknownTopicError
 from rayqueue.net.interfaces import ask
 from rayqueue.protocol.calls import Call
-from rayqueue.protocol.jobs import (
-    MAX_JOBS,
-    GetQueueSizes,
-    Job,
-    Leased,
-    LeaseJobs,
-    QueueSizes,
-    SettleJobs,
-    Settlement,
-    WithdrawRequest,
-    worker_name,
-)
+from rayqueue.protocol.jobs import GetQueueSizes, QueueSizes, worker_name
 from rayqueue.protocol.topics import TopicInfo, TopicPartition
 
 if TYPE_CHECKING:
@@ -52,12 +39,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Empty", "Full", "Queue"]
 
-_log = logging.getLogger(__name__)
-
 _T = TypeVar("_T")
 
-_WAIT_MS = 10_000
-"""How long one question for an item waits in the partition."""
 _ONE = 0
 PREFIX = "ray-queue."
 
@@ -118,9 +101,9 @@ class Queue:
         ``shutdown``."""
         self._rq = rq
         self._worker = worker_name(uuid.uuid4().hex, own_node())
-        self._attempts = count(1)
         self._lock = threading.Lock()
         self._info: TopicInfo | None = None
+        self._getting: Getting
         self._bounded: BoundedPuts | None = None
         self._producer: Any = None
 
@@ -139,7 +122,7 @@ class Queue:
     async def size(self) -> int:
         """How many items are in the queue."""
         sizes: QueueSizes = await self._ask(GetQueueSizes())
-        return sizes.ready + sizes.delayed
+        return sizes.ready + sizes.delayed + len(self._getting.kept)
 
     def qsize(self) -> int:
         """How many items are in the queue."""
@@ -235,8 +218,14 @@ class Queue:
         return [unpickled(each) for each in await self._get(num_items, 0.0)] if num_items else []
 
     async def _get(self, number: int, wait_s: float | None) -> list[bytes | None]:
-        info = await self._opened()
-        return await self._there(_Getting(self, info).get(number, wait_s))
+        await self._opened()
+        get = self._getting.begin(number, wait_s)
+        try:
+            return await self._there(get.values())
+        except BaseException:
+            with suppress(RuntimeError):  # this process ends
+                self._rq.io.loop.call_soon_threadsafe(get.give_up)
+            raise
 
     # -- the end ---------------------------------------------------------------------------------
 
@@ -257,7 +246,11 @@ class Queue:
             raise QueueEndedError(f"queue {self.name} was shut down")
         if self._info is None:
             await beside(lambda: self._rq.io)  # connected, which may block
-            self._info = await self._there(self._rq.routes.topic(self.name))
+            info = await self._there(self._rq.routes.topic(self.name))
+            getting = Getting(self._rq.routes, self._rq.settings, info, self._worker)
+            with self._lock:
+                if self._info is None:
+                    self._getting, self._info = getting, info
         return self._info
 
     async def _ask(self, call: Call) -> Any:
@@ -286,102 +279,3 @@ def _seconds(block: bool, timeout: float | None) -> float | None:
     if timeout is not None and timeout < 0:
         raise ValueError("'timeout' must be a non-negative number")
     return timeout
-
-
-class _Getting:
-    """One ``get``, in the I/O thread."""
-
-    def __init__(self, queue: Queue, info: TopicInfo) -> None:
-        self._routes = queue._rq.routes
-        self._worker = queue._worker
-        self._attempts = queue._attempts
-        self._place = TopicPartition(info.name, _ONE)
-        self._topic_id = info.topic_id
-        self._max_bytes = queue._rq.settings.consumer.fetch_bytes
-
-    async def get(self, number: int, wait_s: float | None) -> list[bytes | None]:
-        """So many values. ``Empty`` if there were fewer for all of the time."""
-        clock_s = asyncio.get_running_loop().time
-        deadline_s = None if wait_s is None else clock_s() + wait_s
-        while True:
-            left_ms = _WAIT_MS if deadline_s is None else max(0, round((deadline_s - clock_s()) * 1000))
-            leased = await self._lease(number, min(_WAIT_MS, left_ms))
-            if leased and await self._acked(leased):
-                return [job.value for each in leased for job in each.jobs]
-            if not leased and deadline_s is not None and clock_s() >= deadline_s:
-                raise Empty(f"Cannot get {number} items from {self._place.topic}.")
-
-    async def _lease(self, number: int, wait_ms: int) -> list[Leased]:
-        """Leases of exactly so many items, or none."""
-        leased: list[Leased] = []
-        missing = number
-        while missing:
-            some = await self._asked(missing, wait_ms if not leased else 0)
-            if not some.jobs:
-                for each in leased:  # others have taken the rest
-                    await self._say("release", each.token, each.jobs)
-                return []
-            leased.append(some)
-            missing -= len(some.jobs)
-        return leased
-
-    async def _asked(self, number: int, wait_ms: int) -> Leased:
-        most = min(number, MAX_JOBS)
-        call = LeaseJobs(
-            worker=self._worker,
-            attempt=next(self._attempts),
-            max_jobs=most,
-            least_jobs=most,
-            max_bytes=self._max_bytes,
-            wait_ms=wait_ms,
-        )
-        asking = asyncio.ensure_future(
-            ask(self._routes, self._place, call, topic_id=self._topic_id, may_take_ms=wait_ms)
-        )
-        try:
-            found: Leased = await asyncio.shield(asking)
-        except asyncio.CancelledError:
-            asking.add_done_callback(self._hand_back)  # whoever asked is gone, and the answer may be on its way
-            _finish(self._withdrawn(call.attempt))
-            raise
-        return found
-
-    def _hand_back(self, asking: asyncio.Future[Leased]) -> None:
-        if not asking.cancelled() and asking.exception() is None and asking.result().jobs:
-            leased = asking.result()
-            _finish(self._say("release", leased.token, leased.jobs))
-
-    async def _withdrawn(self, attempt: int) -> bool:
-        call = WithdrawRequest(worker=self._worker, attempt=attempt)
-        return bool(await ask(self._routes, self._place, call, topic_id=self._topic_id))
-
-    async def _acked(self, leased: Sequence[Leased]) -> bool:
-        """False if these went to somebody else meanwhile: this took longer than a lease."""
-        for each in leased:
-            if not await self._say("ack", each.token, each.jobs):
-                if each is not leased[0]:
-                    raise LeaseLostError(f"a part of a batch of {self._place.topic} was given to somebody else")
-                return False
-        return True
-
-    async def _say(self, kind: Any, token: int, jobs: Sequence[Job]) -> bool:
-        told = Settlement(kind=kind, token=token, jobs=runs_of(sorted(job.id for job in jobs)))
-        call = SettleJobs(worker=self._worker, settlements=(told,))
-        (answer,) = await ask(self._routes, self._place, call, topic_id=self._topic_id)
-        return not answer.lost
-
-
-_finishing: set[asyncio.Task[bool]] = set()
-"""What goes on though nobody waits for it. If it fails, a lease ends by its time."""
-
-
-def _finish(work: Coroutine[Any, Any, bool]) -> None:
-    task = asyncio.get_running_loop().create_task(work)
-    _finishing.add(task)
-    task.add_done_callback(_finished)
-
-
-def _finished(task: asyncio.Task[bool]) -> None:
-    _finishing.discard(task)
-    if not task.cancelled() and task.exception() is not None:
-        _log.info("a request that was given up: %s", task.exception())

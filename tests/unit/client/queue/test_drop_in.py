@@ -8,7 +8,7 @@ import inspect
 import queue
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -16,7 +16,9 @@ import ray.util.queue
 from ray.exceptions import RayActorError
 
 from rayqueue import Empty, Full, Queue
-from rayqueue.errors import ClosedError
+from rayqueue.config import Settings
+from rayqueue.errors import ClosedError, InvalidInputError, OutcomeUnknownError
+from rayqueue.partition.jobs.commands import Request, Settle, end_workers_command, lease_command, settle_command
 from rayqueue.testing import memory, wait_for
 
 
@@ -242,11 +244,213 @@ def test_a_named_queue_keeps_its_items_and_a_leader_may_change(rq: memory.Memory
 
 
 def test_a_put_whose_answer_is_lost_is_there_once(rq: memory.MemoryQueue) -> None:
-    from rayqueue.errors import OutcomeUnknownError
-
     q = Queue(5, rq=rq, name="once")
     q.put(0)
     rq.fail_next("append", OutcomeUnknownError("lost"), topic="once", carried_out=True)
     q.put(1)
     assert q.get_nowait_batch(2) == [0, 1]
     assert q.empty()
+
+
+# -- items that a get has acknowledged, or only leased, and does not return ---------------------------
+
+
+class _Trouble:
+    """What happens at the leader when it is asked something of this kind for the first time."""
+
+    def __init__(self, rq: memory.MemoryQueue, topic: str, kind: str, *, nth: int = 1) -> None:
+        self.group: Any
+        (self.group,) = rq._queue.cluster.partitions(topic, 0)
+        self.jobs = self.group._service.jobs
+        self.held: list[Any] = []
+        self.came = threading.Event()
+        self._rq = rq
+        self._kind = kind
+        self._left = nth
+        self._call = self.jobs.call
+        self.jobs.call = self._meet
+        self.now: Callable[[], None] = lambda: None
+        """Before it is carried out."""
+        self.holds = False
+
+    def _meet(self, client: int, request: int, call: Any) -> None:
+        told = [each.kind for each in getattr(call, "settlements", ())]
+        kind = {"LeaseJobs": "lease", "AckAll": "ack"}.get(type(call).__name__, told[0] if told else "")
+        self._left -= kind == self._kind
+        if kind == self._kind and self._left <= 0 and (self.holds or not self.came.is_set()):
+            self.came.set()
+            self.now()
+            if self.holds:
+                self.held.append((client, request, call))
+                return
+        self._call(client, request, call)
+
+    def go_on(self) -> None:
+        self.holds = False
+        held, self.held = self.held, []
+
+        def carry_out(_: Any) -> None:
+            for each in held:
+                self._call(*each)
+            self.group._turn()
+
+        self._rq._do(carry_out)
+
+    def apply(self, command: bytes) -> Any:
+        return self.group.apply(command)
+
+    def end_leases(self) -> None:
+        """As when the connection breaks."""
+        self.apply(end_workers_command(self.jobs.time.now_ms(), sorted(self.jobs._queue.leases.workers())))
+
+    def lease(self, count: int) -> int:
+        """To somebody else. The token."""
+        (grant,) = self.apply(lease_command(self.jobs.time.now_ms(), [Request("other", 1, count, count, 0)]))
+        return int(grant.token)
+
+    @property
+    def leased(self) -> int:
+        return int(self.jobs._queue.counts.leased)
+
+
+def test_of_a_batch_of_which_a_part_is_somebody_elses_nothing_is_gone(rq: memory.MemoryQueue) -> None:
+    q = Queue(rq=rq, name="batch")
+    q.put_nowait_batch(range(10))
+    trouble = _Trouble(rq, "batch", "ack")
+
+    def lose() -> None:
+        trouble.end_leases()
+        trouble.lease(1)
+
+    trouble.now = lose
+    with pytest.raises(Empty):  # the ten are nine
+        q.get_nowait_batch(10)
+    assert q.get_nowait_batch(9) == list(range(1, 10))
+
+
+def test_of_a_batch_of_several_leases_of_which_one_is_lost_nothing_is_gone() -> None:
+    settings = Settings(consumer={"fetch_bytes": 1024})
+    with memory.connect(settings=settings) as rq:
+        q = Queue(rq=rq, name="batch")
+        items = [bytes([number]) * 700 for number in range(4)]
+        q.put_nowait_batch(items)
+        trouble = _Trouble(rq, "batch", "ack")
+        token = 0
+
+        def lose() -> None:
+            nonlocal token
+            (*_, last) = sorted(trouble.jobs._queue.leases.holding(), key=lambda lease: lease.token)
+            ((first, count, _),) = last.runs
+            back = Settle(last.worker, "release", last.token, ((first, count),), -1, 0, "", "", None)
+            trouble.apply(settle_command(trouble.jobs.time.now_ms(), [back]))
+            token = trouble.lease(1)
+
+        trouble.now = lose
+        with pytest.raises(Empty):
+            q.get_nowait_batch(4)
+        assert q.get_nowait_batch(3) == items[:3]
+
+
+def test_a_batch_whose_second_lease_fails_is_given_back() -> None:
+    with memory.connect(settings=Settings(consumer={"fetch_bytes": 1024})) as rq:
+        q = Queue(rq=rq, name="batch")
+        q.put_nowait_batch([b"x" * 700, b"y" * 700])
+        trouble = _Trouble(rq, "batch", "lease", nth=2)
+
+        def fail() -> None:
+            raise InvalidInputError("no")
+
+        trouble.now = fail
+        with pytest.raises(InvalidInputError):
+            q.get_nowait_batch(2)
+        wait_for(lambda: trouble.leased == 0, "the first part to be there again")
+        assert q.get_nowait_batch(2) == [b"x" * 700, b"y" * 700]
+
+
+def test_a_get_that_is_cancelled_while_it_acknowledges_loses_no_item(rq: memory.MemoryQueue) -> None:
+    async def main() -> None:
+        q = await asyncio.to_thread(lambda: Queue(rq=rq, name="acked"))
+        for number in range(3):
+            await q.put_async(number)
+        trouble = _Trouble(rq, "acked", "ack")
+        trouble.holds = True
+        task = asyncio.create_task(q.get_async())
+        await asyncio.to_thread(trouble.came.wait, 10)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await asyncio.to_thread(trouble.go_on)
+        await asyncio.to_thread(wait_for, lambda: trouble.leased == 0, "the acknowledgement")
+        assert await asyncio.to_thread(q.size) == 3
+        assert [await q.get_async(timeout=5) for _ in range(3)] == [0, 1, 2]
+
+    asyncio.run(main())
+
+
+def test_an_item_that_is_on_its_way_to_a_get_that_is_cancelled_is_the_next_ones(rq: memory.MemoryQueue) -> None:
+    async def main() -> None:
+        q = await asyncio.to_thread(lambda: Queue(rq=rq, name="late"))
+        await q.put_async("kept")
+        trouble = _Trouble(rq, "late", "ack")
+        trouble.holds = True
+        task = asyncio.create_task(q.get_async())
+        await asyncio.to_thread(trouble.came.wait, 10)
+        trouble.go_on()  # from here on this loop hears of nothing
+        wait_for(lambda: not _finishing_gets(rq), "the item to be on its way")
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert await q.get_async(timeout=5) == "kept"
+
+    asyncio.run(main())
+
+
+def _finishing_gets(rq: memory.MemoryQueue) -> bool:
+    """Whether the I/O thread has something to do for a get."""
+    return rq._do(lambda _: any("Get" in str(task.get_coro()) for task in asyncio.all_tasks()))
+
+
+def test_a_get_that_waits_is_given_what_another_one_has_left(rq: memory.MemoryQueue) -> None:
+    async def main() -> None:
+        q = await asyncio.to_thread(lambda: Queue(rq=rq, name="left"))
+        await q.put_async("left")
+        trouble = _Trouble(rq, "left", "ack")
+        trouble.holds = True
+        first, second = asyncio.create_task(q.get_async()), asyncio.create_task(q.get_async())
+        await asyncio.to_thread(trouble.came.wait, 10)
+        first.cancel()
+        second_first = asyncio.wait({first, second}, return_when=asyncio.FIRST_COMPLETED)
+        done, _ = await second_first
+        (left,) = {first, second} - done
+        await asyncio.to_thread(trouble.go_on)
+        assert await asyncio.wait_for(left, 5) == "left"
+
+    asyncio.run(main())
+
+
+def test_an_acknowledgement_whose_answer_takes_too_long_loses_no_item() -> None:
+    settings = Settings(client={"call_timeout_ms": 300, "retry_min_ms": 1, "retry_max_ms": 5})
+    with memory.connect(settings=settings) as rq:
+        q = Queue(rq=rq, name="slow")
+        q.put("kept")
+        trouble = _Trouble(rq, "slow", "ack")
+        trouble.holds = True
+        with pytest.raises(OutcomeUnknownError):
+            q.get()
+        trouble.go_on()
+        assert q.get(timeout=10) == "kept"
+
+
+def test_a_lease_whose_answer_is_lost_is_given_back_at_once() -> None:
+    settings = Settings(client={"call_timeout_ms": 300, "retry_min_ms": 1, "retry_max_ms": 5})
+    with memory.connect(settings=settings) as rq:
+        q = Queue(rq=rq, name="unheard")
+        q.put("kept")
+        trouble = _Trouble(rq, "unheard", "lease")
+        reply, trouble.jobs._reply = trouble.jobs._reply, lambda *_: None  # answers get lost
+        with pytest.raises(OutcomeUnknownError):
+            q.get()
+        trouble.jobs._reply = reply
+        assert trouble.jobs._queue.counts.next_token > 1  # there was a lease
+        wait_for(lambda: trouble.leased == 0, "it to be there again")
+        assert q.get(timeout=5) == "kept"
