@@ -74,6 +74,7 @@ _WORKERS_PER_CLIENT = 1000
 _GONE_NODES = 1000
 """As many as Ray itself remembers."""
 _NEVER = float("inf")
+_NOBODY = -1
 _ANY = 0
 """What every request for jobs waits for."""
 
@@ -106,13 +107,12 @@ class QueueTime:
 class _Wanted:
     """A worker that waits for jobs."""
 
-    __slots__ = ("call", "client", "deadline_s", "reply", "request", "withdrawn")
-
-    keys = (_ANY,)
+    __slots__ = ("call", "client", "deadline_s", "keys", "reply", "request", "withdrawn")
 
     def __init__(self, client: int, call: protocol.LeaseJobs, deadline_s: float, request: int, reply: Reply) -> None:
         self.client = client
         self.call = call
+        self.keys = (_ANY, _key_of(call)) if call.detached else (_ANY,)
         self.deadline_s = deadline_s
         self.request = request
         self.reply = reply
@@ -234,7 +234,7 @@ class Jobs:
         jobs = self._partition.jobs
         if jobs is None:
             return _NEVER
-        if self._settles or self._acks or (self._ended and len(self._ended) > len(self._busy())):
+        if self._settles or self._acks or (self._leads and len(self._ended) > len(self._busy())):
             return 0.0
         due_s = min(self._waiting.next_deadline_s, self._awaiting.next_deadline_s)
         if self._leads and not self._ticking:
@@ -419,12 +419,15 @@ class Jobs:
             raise QueueFullError(f"one connection has at most {_WORKERS_PER_CLIENT} workers")
         wait_s = min(call.wait_ms, self._settings.max_fetch_wait_ms) / 1000
         wanted = _Wanted(client, call, time.monotonic() + wait_s, request, reply)
-        if not call.detached:
-            goes_on = self._client_of.get(call.worker) != client and self._go_on(wanted)
+        if call.detached:
+            goes_on = self._go_on(wanted, self._waiting.waiting(_key_of(call)))
+        else:
+            before = self._client_of.get(call.worker, _NOBODY)
+            goes_on = before != client and self._go_on(wanted, self._waiting.of_client(before))
             workers.add(call.worker)
             self._client_of[call.worker] = client
-            if goes_on:
-                return
+        if goes_on:
+            return
         if wait_s:
             self._waiting.add(wanted)
             return
@@ -438,15 +441,16 @@ class Jobs:
         else:
             self._confirmed(client, request, now_or_never)
 
-    def _go_on(self, wanted: _Wanted) -> bool:
-        """The worker asks on another connection than before. What waits on that one waits for nobody. If this request
-        is just being given jobs there, it goes on here: True."""
-        worker, attempt = wanted.call.worker, wanted.call.attempt
-        before = self._waiting.of_client(self._client_of.get(worker, -1))
-        for each in self._waiting.remove([each for each in before if each.call.worker == worker]):
+    def _go_on(self, wanted: _Wanted, before: Iterable[_Wanted]) -> bool:
+        """The worker asks on another connection than before. What waits on that one waits for nobody; of one that asks
+        detached, whose requests come from several connections, only this request. If it is just being given jobs
+        there, it goes on here: True."""
+        call, client = wanted.call, wanted.client
+        left = [each for each in before if each.client != client and each.call.worker == call.worker]
+        for each in self._waiting.remove([each for each in left if not call.detached or _is_same(each.call, call)]):
             each.reply(Leased())
         for each in self._proposed:
-            if (each.call.worker, each.call.attempt) == (worker, attempt):
+            if each.client != client and _is_same(each.call, call):
                 each.client, each.request, each.reply = wanted.client, wanted.request, wanted.reply
                 each.deadline_s = wanted.deadline_s
                 return True
@@ -566,6 +570,10 @@ class Jobs:
         given_back = protocol.Settlement(kind="release", token=token, jobs=runs)
 
         def released(result: Any) -> None:
+            if isinstance(answer, Leased) and answer.jobs and not self._is_wanted(wanted):
+                # It was cut, and by now nobody wants what is left of it either.
+                self._release(wanted, token, [Part(each.id, 1, 0, 0, 0, False) for each in answer.jobs], Leased())
+                return
             self._proposed.pop(wanted, None)
             wanted.reply(result if isinstance(result, RayQueueError) else answer)
 
@@ -699,6 +707,16 @@ class Jobs:
             reply(result if isinstance(result, RayQueueError) else Changed(result, more))
 
         self._change(kind, chosen, changed)
+
+
+def _is_same(one: protocol.LeaseJobs, other: protocol.LeaseJobs) -> bool:
+    """The one repeats the other."""
+    return (one.worker, one.attempt) == (other.worker, other.attempt)
+
+
+def _key_of(call: protocol.LeaseJobs) -> int:
+    """By which it is found that the same request waits already; another one may have it too."""
+    return hash((call.worker, call.attempt)) or 1
 
 
 def _request(call: protocol.LeaseJobs) -> Request:

@@ -324,9 +324,9 @@ def test_workers_wait_in_the_order_in_which_they_came(rq: memory.MemoryQueue) ->
     assert [values(each.result(10)) for each in waiting] == [[b"a"], [b"b"], [b"c"]]
 
 
-def _parked(worker: Worker, name: str, attempt: int) -> Any:
+def _parked(worker: Worker, name: str, attempt: int, **more: Any) -> Any:
     async def ask() -> Leased:
-        leased: Leased = await worker.channel.call(LeaseJobs(worker=name, attempt=attempt, wait_ms=60_000))
+        leased: Leased = await worker.channel.call(LeaseJobs(worker=name, attempt=attempt, wait_ms=60_000, **more))
         return leased
 
     asked = asyncio.run_coroutine_threadsafe(ask(), worker.rq.io.loop)
@@ -356,7 +356,7 @@ def test_the_requests_of_a_worker_that_ends_are_withdrawn(rq: memory.MemoryQueue
     assert values(worker.get()) == [b"a"]  # the name may come again
 
 
-def _on_its_way(worker: Worker) -> tuple[Any, Callable[[], None]]:
+def _on_its_way(worker: Worker, **more: Any) -> tuple[Any, Callable[[], None]]:
     """A request of this worker whose jobs are being read: its answer, and what lets the disk go on."""
     jobs = worker.group._service.jobs  # type: ignore[attr-defined]
     read, held = jobs._reader.read, []
@@ -367,14 +367,14 @@ def _on_its_way(worker: Worker) -> tuple[Any, Callable[[], None]]:
         worker.rq._do(lambda _: [read(*each) for each in held])
         worker.rq._do(lambda _: worker.group._turn())
 
-    asked = _first_request(worker)
+    asked = _first_request(worker, **more)
     wait_for(lambda: bool(held), "the grant")
     return asked, go_on
 
 
-def _first_request(worker: Worker) -> Any:
+def _first_request(worker: Worker, **more: Any) -> Any:
     async def ask() -> Leased:
-        leased: Leased = await worker.channel.call(LeaseJobs(worker=worker.name, attempt=1))
+        leased: Leased = await worker.channel.call(LeaseJobs(worker=worker.name, attempt=1, **more))
         return leased
 
     return asyncio.run_coroutine_threadsafe(ask(), worker.rq.io.loop)
@@ -416,9 +416,50 @@ def test_a_handle_that_is_closed_takes_no_delivery_with_it(rq: memory.MemoryQueu
     assert [job.deliveries for job in Worker(rq, name="w2").get().jobs] == [1]
 
 
+@pytest.mark.parametrize("gives_up", ["withdraws", "closes", "breaks"])
+def test_an_answer_that_was_cut_is_given_back_too_if_nobody_wants_it_by_then(
+    rq: memory.MemoryQueue, gives_up: str
+) -> None:
+    """The rest of its jobs is on its way back, and nobody has had the others either."""
+    worker, other = make(rq, max_deliveries=1), Worker(rq, name="w2")
+    put(rq, *[bytes([number]) * 1_000 for number in range(4)])
+    jobs = worker.group._service.jobs  # type: ignore[attr-defined]
+    propose, jobs._propose_settles = jobs._propose_settles, lambda: None  # a majority that takes its time
+    asked = _first_request(worker, max_jobs=4, max_bytes=2_500)
+    wait_for(lambda: bool(jobs._settles), "the answer to be cut")
+    ended: Any = None
+    if gives_up == "withdraws":
+        assert worker(WithdrawRequest(worker="w1", attempt=1)) == 1
+    elif gives_up == "closes":
+        ended = asyncio.run_coroutine_threadsafe(_ended(worker), rq.io.loop)
+        wait_for(lambda: bool(jobs._ended), "it to stop")
+    else:
+        worker.hang_up()
+        wait_for(lambda: len(other.group._connections) == 2, "the leader to notice")
+    jobs._propose_settles = propose
+    wait_for(lambda: other.sizes() == QueueSizes(4, 0, 0, 0), "all to be there again")
+    assert gives_up == "breaks" or asked.result(10) == Leased()
+    assert ended is None or ended.result(10) == 0
+    assert [job.deliveries for job in other.get(4).jobs] == [1, 1, 1, 1]
+
+
 async def _ended(worker: Worker) -> int:
     jobs: int = await worker.channel.call(EndWorker(worker=worker.name))
     return jobs
+
+
+def test_a_replica_that_has_won_and_does_not_lead_yet_rests(rq: memory.MemoryQueue) -> None:
+    """Until it leads it can do nothing for a worker that ends."""
+    worker = make(rq, 1)
+    worker.get()
+    jobs = worker.group._service.jobs  # type: ignore[attr-defined]
+    rq._do(lambda _: setattr(jobs, "_leads", False))
+    ended = asyncio.run_coroutine_threadsafe(_ended(worker), rq.io.loop)
+    wait_for(lambda: bool(jobs._ended), "it to stop")
+    assert rq._do(lambda _: jobs.next_deadline_s) > time.monotonic()
+    rq._do(lambda _: jobs.lead())
+    rq._do(lambda _: worker.group._turn())
+    assert ended.result(10) == 1
 
 
 def test_what_is_on_its_way_to_a_connection_that_breaks_is_not_counted(rq: memory.MemoryQueue) -> None:
@@ -446,6 +487,34 @@ def test_a_request_that_is_repeated_on_another_connection_goes_on_there(rq: memo
     assert [(job.id, job.deliveries) for job in leased.jobs] == [(0, 1)]
     assert same.sizes() == QueueSizes(0, 1, 0, 0)
     assert same.settle("ack", leased.token, 0) == []
+
+
+def test_a_detached_request_that_is_repeated_on_another_connection_goes_on_there(rq: memory.MemoryQueue) -> None:
+    """Its lease outlives the connection, so nobody may give it back because that broke."""
+    worker = make(rq, 1)
+    _, go_on = _on_its_way(worker, detached=True)
+    worker.hang_up()
+    wait_for(lambda: len(worker.group._connections) == 1, "the leader to notice")
+    same = Worker(rq)
+    again = _first_request(same, detached=True)
+    same.sizes()
+    go_on()
+    leased = again.result(10)
+    assert [(job.id, job.deliveries) for job in leased.jobs] == [(0, 1)]
+    assert same.sizes() == QueueSizes(0, 1, 0, 0)
+    assert same.settle("ack", leased.token, 0) == []
+
+
+def test_a_detached_request_that_waits_is_one_though_it_is_repeated_on_another_connection(
+    rq: memory.MemoryQueue,
+) -> None:
+    worker = make(rq)
+    same, other = Worker(rq), Worker(rq, name="w2")
+    left, waiting = _parked(worker, "w1", 1, detached=True), _parked(same, "w1", 1, detached=True)
+    assert left.result(10) == Leased()
+    another = _parked(other, "w1", 2, detached=True)  # of the same gateway, for another caller
+    put(rq, b"a", b"b")
+    assert [values(each.result(10)) for each in (waiting, another)] == [[b"a"], [b"b"]]
 
 
 def test_what_waits_on_a_connection_that_its_worker_has_left_gets_nothing(rq: memory.MemoryQueue) -> None:
