@@ -18,15 +18,18 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from itertools import count
+from random import Random
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from rayqueue.client.queue.job import MAX_REASON, MAX_TRACEBACK, JobId
+from rayqueue.client.queue.repeating import until_answered
 from rayqueue.client.queue.settling import runs_of
 from rayqueue.errors import InvalidInputError, RayQueueError, TopicKindError, TopicRecreatedError, UnknownTopicError
+from rayqueue.net.backoff import Backoff
 from rayqueue.net.interfaces import ask
-from rayqueue.protocol.jobs import FindJobs, Job, Leased, LeaseJobs, Settled, SettleJobs, Settlement
+from rayqueue.protocol.jobs import FindJobs, Job, Leased, LeaseJobs, Settled, SettleJobs, Settlement, WithdrawRequest
 from rayqueue.protocol.topics import TopicInfo, TopicPartition, check_name
 
 if TYPE_CHECKING:
@@ -45,6 +48,8 @@ _PARK_MS = 2000
 """How long a question waits in one of several partitions: once another has answered, it stays there for no use."""
 _ALONE_MS = 10_000
 _FIND = 1000
+_WITHDRAW_S = 300.0
+"""How long a request whose answer was lost is looked after."""
 
 Kind = Literal["ack", "nack", "reject", "release"]
 
@@ -90,6 +95,7 @@ class DetachedQueue:
         self._attempts = count(1)
         self._turn = 0
         self._looked_s = float("-inf")
+        self._rng = Random()  # noqa: S311  # jitter
         self._returning: set[asyncio.Task[None]] = set()
 
     async def info(self, *, fresh: bool = False) -> TopicInfo:
@@ -155,7 +161,12 @@ class DetachedQueue:
             detached=True,
         )
         place = TopicPartition(self.name, number)
-        leased: Leased = await ask(self._routes, place, call, topic_id=info.topic_id, may_take_ms=wait_ms)
+        try:
+            leased: Leased = await ask(self._routes, place, call, topic_id=info.topic_id, may_take_ms=wait_ms)
+        except RayQueueError as error:
+            if error.retriable:  # there may be a lease that nobody knows of
+                self._beside(self._withdrawn(info, place, call.attempt, lease_ms))
+            raise
         return [
             TakenJob(JobLease(info.topic_id, JobId(number, each.id), leased.token), leased.lease_ms, each)
             for each in leased.jobs
@@ -201,9 +212,23 @@ class DetachedQueue:
     def give_back(self, jobs: Sequence[TakenJob]) -> None:
         """Nobody has got these: as if they had not been delivered. Nobody waits for it, either."""
         if jobs:
-            task = asyncio.get_running_loop().create_task(self._released([each.lease for each in jobs]))
-            self._returning.add(task)
-            task.add_done_callback(self._returning.discard)
+            self._beside(self._released([each.lease for each in jobs]))
+
+    def _beside(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._returning.add(task)
+        task.add_done_callback(self._returning.discard)
+
+    async def _withdrawn(self, info: TopicInfo, place: TopicPartition, attempt: int, lease_ms: int) -> None:
+        call = WithdrawRequest(worker=self._worker, attempt=attempt, give_back=True)
+        lasts_s = (lease_ms or info.settings.lease_ms) / 1000
+        backoff = Backoff(self._settings.client, self._rng)
+        try:
+            await until_answered(
+                lambda: ask(self._routes, place, call, topic_id=info.topic_id), backoff, min(lasts_s, _WITHDRAW_S)
+            )
+        except RayQueueError as error:
+            _log.info("jobs of %s that nobody may know of come again when their lease ends: %s", self.name, error)
 
     async def _released(self, leases: Sequence[JobLease]) -> None:
         try:

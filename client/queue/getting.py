@@ -22,9 +22,9 @@ from typing import Any
 
 from ray.util.queue import Empty
 
+from rayqueue.client.queue.repeating import FOREVER_S, until_answered
 from rayqueue.client.queue.settling import runs_of
 from rayqueue.config import Settings
-from rayqueue.errors import RayQueueError
 from rayqueue.net.backoff import Backoff
 from rayqueue.net.interfaces import Routes, ask
 from rayqueue.protocol.calls import Call
@@ -44,8 +44,6 @@ _log = logging.getLogger(__name__)
 
 _WAIT_MS = 10_000
 """How long one question for an item waits in the partition."""
-
-_FOREVER_S = float("inf")
 
 Values = list[bytes | None]
 
@@ -211,7 +209,7 @@ class Getting:
     async def _ask(self, call: Call, may_take_ms: int = 0) -> Any:
         return await ask(self._routes, self._place, call, topic_id=self._topic_id, may_take_ms=may_take_ms)
 
-    async def _surely(self, call: Call, late: Callable[[Any], None], within_s: float = _FOREVER_S) -> Any:
+    async def _surely(self, call: Call, late: Callable[[Any], None], within_s: float = FOREVER_S) -> Any:
         """The answer. If whoever waits for it gives up, or is told an error because it takes too long, the call is
         repeated, for so long, until there is an answer, which ``late`` gets then."""
         asking = asyncio.ensure_future(self._ask(call))
@@ -224,19 +222,8 @@ class Getting:
     async def _go_on(
         self, asking: asyncio.Future[Any], call: Call, late: Callable[[Any], None], within_s: float
     ) -> None:
-        backoff, clock_s = Backoff(self._settings.client, self._rng), asyncio.get_running_loop().time
-        until_s = clock_s() + within_s
-        while True:
-            try:
-                answer = await asking
-            except RayQueueError as error:
-                if not error.retriable or clock_s() > until_s:
-                    return
-                await asyncio.sleep(backoff.pause_s())
-                asking = asyncio.ensure_future(self._ask(call))
-            else:
-                late(answer)
-                return
+        backoff = Backoff(self._settings.client, self._rng)
+        late(await until_answered(lambda: self._ask(call), backoff, within_s, asked=asking))
 
 
 class Get:

@@ -135,8 +135,8 @@ class Takes:
 
     @property
     def under_way(self) -> list[int]:
-        """Where a take waits, or is being answered."""
-        states = (_State.ASKED, _State.PARKED)
+        """Where a take waits, or is being answered, or may have been."""
+        states = (_State.ASKED, _State.PARKED, _State.PAUSED)
         return [number for number, each in enumerate(self._partitions) if each.state in states]
 
 

@@ -118,7 +118,6 @@ class Worker:
         # The I/O thread's.
         self._takes = Takes(len(info.partitions), self._rng.randrange(len(info.partitions)))
         self._leases = [Leases() for _ in info.partitions]
-        self._backoffs: dict[int, Backoff] = {}
         self._parked: dict[int, int] = {}
         """Partition to the attempt by which a take waits there."""
         self._withdraw_s: float | None = None
@@ -313,20 +312,30 @@ class Worker:
     # -- taking --------------------------------------------------------------------------------
 
     async def _take(self, wanted: Ask) -> None:
-        number = wanted.partition
-        try:
-            leased = await self._lease(wanted)
-        except RayQueueError as error:
-            self._takes.failed(number)
-            # The connection broke: their leases may have ended.
-            self._release(self._buffer.hand_back(time.monotonic(), of=number))
-            if error.retriable:
-                backoff = self._backoffs.setdefault(number, Backoff(self._settings.client, self._rng))
-                asyncio.get_running_loop().call_later(backoff.pause_s(), self._resume, number)
-            else:
-                self._give_up(error)
-            return
-        self._backoffs.pop(number, None)
+        number, wait_ms, attempt = wanted.partition, PARK_MS if wanted.parked else 0, next(self._attempts)
+        backoff: Backoff | None = None
+        while True:
+            try:
+                leased = await self._lease(wanted, attempt, wait_ms)
+                break
+            except RayQueueError as error:
+                self._takes.failed(number)
+                # The connection broke: their leases may have ended.
+                self._release(self._buffer.hand_back(time.monotonic(), of=number))
+                if not error.retriable:
+                    self._give_up(error)
+                    return
+            # There may be a lease that nobody knows of. The same request is answered with it; if its jobs are not
+            # wanted any more they go to others.
+            self._pump()
+            backoff, wait_ms = backoff or Backoff(self._settings.client, self._rng), 0
+            await asyncio.sleep(backoff.pause_s())
+            while self._buffer.wanted(time.monotonic())[1] <= 0:
+                if await self._given_back(number, attempt):
+                    self._takes.resumed(number)
+                    self._pump()
+                    return
+                await asyncio.sleep(backoff.pause_s())
         now_s = time.monotonic()
         self._takes.answered(number, int(len(leased.jobs) >= wanted.count), now_s)
         if leased.jobs:
@@ -335,9 +344,8 @@ class Worker:
         self._pump()
         await self._look_for_partitions(now_s)
 
-    async def _lease(self, wanted: Ask) -> Leased:
-        wait_ms, attempt = PARK_MS if wanted.parked else 0, next(self._attempts)
-        if wanted.parked:
+    async def _lease(self, wanted: Ask, attempt: int, wait_ms: int) -> Leased:
+        if wait_ms:
             self._parked[wanted.partition] = attempt
         call = LeaseJobs(
             worker=self.id,
@@ -360,6 +368,15 @@ class Worker:
         except RayQueueError as error:
             _log.debug("a take of %s-%d was not withdrawn: %s", self.name, number, error)
 
+    async def _given_back(self, number: int, attempt: int) -> bool:
+        """Whether this request has no lease any more."""
+        try:
+            await self._ask(number, WithdrawRequest(worker=self.id, attempt=attempt, give_back=True))
+        except RayQueueError as error:
+            _log.debug("a lease of %s-%d may be there that nobody knows of: %s", self.name, number, error)
+            return False
+        return True
+
     async def _look_for_partitions(self, now_s: float) -> None:
         """Now and then: the queue may have been given more."""
         if now_s - self._looked_s < self._settings.consumer.refresh_ms / 1000:
@@ -374,10 +391,6 @@ class Worker:
             self._leases += [Leases() for _ in range(len(info.partitions) - len(self._leases))]
             self._takes.grow(len(info.partitions))
             self._pump()
-
-    def _resume(self, number: int) -> None:
-        self._takes.resumed(number)
-        self._pump()
 
     def _give_up(self, error: RayQueueError) -> None:
         self._error = error
@@ -526,8 +539,10 @@ class Worker:
             if task is not asyncio.current_task():
                 task.cancel()
         held = {number for number, each in enumerate(self._leases) if len(each)}
-        for number in sorted({*held, *self._takes.under_way}):
-            try:
-                await self._ask(number, EndWorker(worker=self.id), timeout_ms=_END_MS)
-            except RayQueueError as error:
-                _log.info("the leases of a worker of %s-%d end by their time: %s", self.name, number, error)
+        await asyncio.gather(*[self._end_in(number) for number in sorted({*held, *self._takes.under_way})])
+
+    async def _end_in(self, number: int) -> None:
+        try:
+            await self._ask(number, EndWorker(worker=self.id), timeout_ms=_END_MS)
+        except RayQueueError as error:
+            _log.info("the leases of a worker of %s-%d end by their time: %s", self.name, number, error)

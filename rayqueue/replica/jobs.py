@@ -112,7 +112,7 @@ class _Wanted:
     def __init__(self, client: int, call: protocol.LeaseJobs, deadline_s: float, request: int, reply: Reply) -> None:
         self.client = client
         self.call = call
-        self.keys = (_ANY, _key_of(call)) if call.detached else (_ANY,)
+        self.keys = (_ANY, _key_of(call.worker, call.attempt)) if call.detached else (_ANY,)
         self.deadline_s = deadline_s
         self.request = request
         self.reply = reply
@@ -420,7 +420,7 @@ class Jobs:
         wait_s = min(call.wait_ms, self._settings.max_fetch_wait_ms) / 1000
         wanted = _Wanted(client, call, time.monotonic() + wait_s, request, reply)
         if call.detached:
-            goes_on = self._go_on(wanted, self._waiting.waiting(_key_of(call)))
+            goes_on = self._go_on(wanted, self._waiting.waiting(_key_of(call.worker, call.attempt)))
         else:
             before = self._client_of.get(call.worker, _NOBODY)
             goes_on = before != client and self._go_on(wanted, self._waiting.of_client(before))
@@ -522,12 +522,12 @@ class Jobs:
 
     def _withdraw(self, worker: str, attempt: int | None) -> int:
         """What the worker asked for by this attempt; with None, all."""
-        client = self._client_of.get(worker)
-        if client is None:
-            return 0
+        waiting = self._waiting.of_client(self._client_of.get(worker, _NOBODY))
+        if attempt is not None:
+            waiting += self._waiting.waiting(_key_of(worker, attempt))  # detached: it may be anybody's connection
         unwanted = [
             each
-            for each in (*self._waiting.of_client(client), *self._proposed)
+            for each in (*waiting, *self._proposed)
             if each.call.worker == worker and attempt in (None, each.call.attempt)
         ]
         for each in unwanted:
@@ -714,9 +714,9 @@ def _is_same(one: protocol.LeaseJobs, other: protocol.LeaseJobs) -> bool:
     return (one.worker, one.attempt) == (other.worker, other.attempt)
 
 
-def _key_of(call: protocol.LeaseJobs) -> int:
-    """By which it is found that the same request waits already; another one may have it too."""
-    return hash((call.worker, call.attempt)) or 1
+def _key_of(worker: str, attempt: int) -> int:
+    """By which a detached request that waits is found; another one may have it too."""
+    return hash((worker, attempt)) or 1
 
 
 def _request(call: protocol.LeaseJobs) -> Request:

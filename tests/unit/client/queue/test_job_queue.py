@@ -8,6 +8,7 @@ import gc
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from functools import partial
@@ -16,6 +17,7 @@ from typing import Any
 import pytest
 
 from rayqueue.client.queue.buffer import HAND_BACK_S
+from rayqueue.client.queue.detached import DetachedQueue
 from rayqueue.client.queue.job import JobId
 from rayqueue.config import Settings
 from rayqueue.errors import (
@@ -674,6 +676,70 @@ def test_a_get_that_is_cancelled_gives_back_what_it_was_given(rq: memory.MemoryQ
         found += jobs
         other.ack(jobs)
     assert {job.deliveries for job in found} == {1}
+
+
+def _unheard(rq: memory.MemoryQueue, queue: Any, ask: Any) -> Any:
+    """Ask for jobs, and let the answers get lost until that is given up. What is asked, in a thread."""
+    (group,) = rq._queue.cluster.partitions("q", 0)
+    jobs: Any = group._service.jobs  # type: ignore[attr-defined]
+    reply, jobs._reply = jobs._reply, lambda *_: None
+    asked = ThreadPoolExecutor(1).submit(ask)
+    wait_for(lambda: jobs._queue.counts.leased == 1, "the lease")
+    wait_for(lambda: not queue or _paused(queue), "the answer to be missed", 10)
+    return asked, jobs, lambda: setattr(jobs, "_reply", reply)
+
+
+def _paused(queue: Any) -> bool:
+    return any(each.state.value == "paused" for each in queue._worker._takes._partitions)
+
+
+_SOON_MISSED = Settings(client={"call_timeout_ms": 300, "retry_min_ms": 1, "retry_max_ms": 5})
+
+
+def test_a_lease_whose_answer_was_lost_is_asked_for_again() -> None:
+    with memory.connect(settings=_SOON_MISSED) as rq:
+        queue = rq.queue("q", lease_ms=600_000)
+        queue.put(b"x")
+        asked, _, heard = _unheard(rq, queue, lambda: queue.get(timeout_ms=60_000))
+        heard()
+        (job,) = asked.result(10)
+        assert (job.value, job.deliveries) == (b"x", 1)
+        job.ack()
+        assert _size(queue) == (0, 0, 0, 0)
+
+
+def test_a_lease_whose_answer_was_lost_goes_back_if_nobody_wants_it_any_more() -> None:
+    with memory.connect(settings=_SOON_MISSED) as rq:
+        queue, other = rq.queue("q", lease_ms=600_000), rq.queue("q")
+        queue.put(b"x")
+        asked, jobs, heard = _unheard(rq, queue, lambda: queue.get(timeout_ms=1_000))
+        assert asked.result(10) == []
+        heard()
+        (job,) = other.get(timeout_ms=20_000)
+        assert (job.deliveries, jobs._queue.counts.leased) == (1, 1)
+
+
+def test_a_handle_that_is_closed_leaves_no_lease_behind_whose_answer_was_lost() -> None:
+    with memory.connect(settings=_SOON_MISSED) as rq:
+        queue = rq.queue("q", lease_ms=600_000)
+        queue.put(b"x")
+        asked, jobs, heard = _unheard(rq, queue, lambda: queue.get(timeout_ms=60_000))
+        heard()
+        queue.close()
+        with contextlib.suppress(ClosedError):
+            asked.result(10)
+        wait_for(lambda: jobs._queue.counts.leased == 0, "it to be there again")
+
+
+def test_a_detached_lease_whose_answer_was_lost_is_given_back() -> None:
+    with memory.connect(settings=_SOON_MISSED) as rq:
+        rq.queue("q", lease_ms=600_000).put(b"x")
+        detached = DetachedQueue(rq.routes, rq.settings, "q", "gateway")
+        asked, jobs, heard = _unheard(rq, None, lambda: rq.io.call(detached.take(1, wait_ms=0)))
+        with contextlib.suppress(OutcomeUnknownError):  # or none came in time
+            assert asked.result(10) == []
+        heard()
+        wait_for(lambda: jobs._queue.counts.leased == 0, "it to be there again")
 
 
 # -- more partitions -------------------------------------------------------------------------------
