@@ -99,7 +99,10 @@ class Working(Generic[ValueT, KeyT]):
         idle_ms: int | None = None,
         stop: Callable[[], bool] = lambda: False,
     ) -> int:
-        """The same for coroutines, so many jobs at a time."""
+        """The same for coroutines, so many jobs at a time.
+
+        If it is cancelled, jobs whose coroutines had begun are tried again, and the delivery counts.
+        """
         check_count("concurrency", concurrency)
         worker = await run_awaiting(self._working())
         through = 0

@@ -90,7 +90,8 @@ class RayQueueTaskProcessorAdapter(TaskProcessorAdapter):
         self._consumer.start()
 
     def stop_consumer(self, timeout: float = 10.0) -> None:
-        """Take no more tasks, and wait ``timeout`` seconds for those that run; others do what is left."""
+        """Take no more tasks, and wait ``timeout`` seconds for those that run; others do what is left. An attempt that
+        is cut off so counts as one that failed."""
         consumer, self._consumer = self._consumer, None
         if consumer is not None and not consumer.stop(timeout):
             _log.warning("the consumer of %s did not end within %s s", self._config.queue_name, timeout)

@@ -17,7 +17,7 @@ from functools import partial
 from typing import Any
 
 from rayqueue.client.queue.dead import DeadJob
-from rayqueue.client.queue.job import Job, explained
+from rayqueue.client.queue.job import Job, JobId, explained
 from rayqueue.client.queue.queue import JobQueue
 from rayqueue.errors import RayQueueError
 from rayqueue.serve.config import Task, decode_task, encode_task
@@ -27,6 +27,9 @@ _log = logging.getLogger(__name__)
 UNREADABLE = "unprocessable"
 """The name, in a queue for failed or unprocessable tasks, of one that had none to be read."""
 _SWEEP_S = 5.0
+_SWEEP_PAGE = 500
+_SWEEP_PAGES = 20
+"""Dead letters that are looked at in one turn, a page at a time: nobody has to hold them all."""
 _BY_THE_QUEUE = ("lease expired", "worker gone", "nack")
 """How a task dies without its consumer giving it up: it took its worker with it, or a queue that was there before
 allows fewer deliveries than ``max_retries``."""
@@ -70,8 +73,8 @@ class Consumer:
         return self._thread.is_alive() and not self._stopping.is_set()
 
     def stop(self, timeout_s: float) -> bool:
-        """Take no more tasks, and wait for those that run. After ``timeout_s`` they are left: their leases are handed
-        back, and others do them again. Whether all have ended."""
+        """Take no more tasks, and wait for those that run. After ``timeout_s`` they are left, and tried again by
+        others: their handlers had begun, so this attempt counts as one that failed. Whether all have ended."""
         self._stopping.set()
         self._thread.join(timeout_s)
         if self._thread.is_alive() and self._loop is not None and self._running is not None:
@@ -168,21 +171,34 @@ class Consumer:
     async def _sweep(self) -> None:
         """Their workers could not tell the failed tasks' queue. Whoever lives does, while that queue remembers what it
         has been told."""
-        seen: set[Any] = set()
+        told: dict[JobId, int] = {}
+        after: JobId | None = None
         while self._failed is not None:
             await asyncio.sleep(_SWEEP_S)
             try:
-                if not await self._queue.dead.count_async():
-                    continue
-                dead = await self._queue.dead.list_async(1000)
-                since_ms = time.time() * 1000 - 0.9 * self._remembers_ms
-                for each in dead:
-                    by_the_queue = bool(each.history) and each.history[-1].kind in _BY_THE_QUEUE
-                    if each.id not in seen and by_the_queue and each.died_ms > since_ms:
-                        await self._tell_of(each)
-                seen = {each.id for each in dead}
+                after = await self._sweep_some(told, after)
             except RayQueueError as error:
                 _log.warning("dead tasks of %s could not be looked at: %s", self._queue.name, error)
+
+    async def _sweep_some(self, told: dict[JobId, int], after: JobId | None) -> JobId | None:
+        """Look through the dead letters behind this one, at most so many in one turn. Where to go on; None: from the
+        first one again. ``told``: those that the failed tasks' queue was told of, and when they died."""
+        since_ms = time.time() * 1000 - 0.9 * self._remembers_ms
+        for job_id in [job_id for job_id, died_ms in told.items() if died_ms <= since_ms]:
+            del told[job_id]
+        if not await self._queue.dead.count_async():
+            return None
+        for _ in range(_SWEEP_PAGES):
+            dead = await self._queue.dead.list_async(_SWEEP_PAGE, after=after)
+            for each in dead:
+                by_the_queue = bool(each.history) and each.history[-1].kind in _BY_THE_QUEUE
+                if each.id not in told and by_the_queue and each.died_ms > since_ms:
+                    await self._tell_of(each)
+                    told[each.id] = each.died_ms
+            if len(dead) < _SWEEP_PAGE:
+                return None
+            after = dead[-1].id
+        return after
 
     async def _tell_of(self, dead: DeadJob[Any, Any]) -> None:
         if self._failed is None:
