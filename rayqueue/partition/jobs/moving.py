@@ -1,17 +1,21 @@
 """Moving: jobs that wait for long are appended again, so that the log before them can be trimmed.
 
 The leader looks whether little of what is retained is still needed. If so it
-proposes a control batch with the oldest jobs that have rows, or are leased; each
-record says which job it is, and brings the reasons of its failures along.
+proposes a control batch with the oldest jobs; each record says which job it is,
+and brings the reasons of its failures along. Jobs that wait ahead of a frontier
+are among them: handed back, or of a lane that is starved by a higher one, they may
+wait as long as any. Such a job has a row from then on.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import msgspec
 
 from rayqueue.log.store import Snapshot
+from rayqueue.partition.jobs.frontier import Frontier
 from rayqueue.partition.jobs.queue import MOVED_HEADER, JobQueue, Moved
 from rayqueue.partition.jobs.reading import batches_of, jobs_of, texts_of
 from rayqueue.partition.jobs.rows import Note, State
@@ -46,10 +50,9 @@ def wasteful(queue: JobQueue, end: int) -> bool:
 
 
 def plan_move(queue: JobQueue, count: int, end: int) -> list[Planned]:
-    """The jobs with the lowest places, in the first half of what is retained. None, if jobs that nobody has had yet
-    are before them: those are not moved."""
+    """The jobs with the lowest places, in the first half of what is retained."""
     first = queue.first_place(end)
-    below = min([first + (end - first + 1) // 2, *(front.start for front in queue.frontiers.values() if front.count)])
+    below = first + (end - first + 1) // 2
     planned: list[Planned] = []
     for place, job_id in queue.places.lowest(count, below):
         row = queue.rows.get(job_id)
@@ -59,7 +62,22 @@ def plan_move(queue: JobQueue, count: int, end: int) -> list[Planned]:
         for start, length, lane in lease.runs:
             stop = min(start + length, below, start + count)
             planned += [Planned(job_id, job_id, lease.token, lane, ()) for job_id in range(start, stop)]
+    for lane, front in queue.frontiers.items():
+        planned += [Planned(job_id, job_id, 0, lane, ()) for job_id in _ahead(queue, front, count, below)]
     return sorted(planned, key=lambda each: each.place)[:count]
+
+
+def _ahead(queue: JobQueue, front: Frontier, count: int, below: int) -> Iterator[int]:
+    """The first jobs ahead of it."""
+    for start, end in front.runs() if front.count else ():
+        for job_id in range(start, min(end, below)):
+            if queue.rows.get(job_id) is None:  # else it was cancelled
+                yield job_id
+                count -= 1
+            if not count:
+                return
+        if end >= below:
+            return
 
 
 def move_batch(snapshot: Snapshot, planned: list[Planned], max_bytes: int) -> bytes | None:

@@ -83,7 +83,7 @@ class Moved(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
     place: int
     """Where it was."""
     token: int
-    """Of its lease, if it has one and no row."""
+    """Of its lease, if it has one and no row. 0, without a row: it waits ahead of its lane's frontier."""
     texts: tuple[Text, ...] = ()
 
 
@@ -138,6 +138,7 @@ class JobQueue(JobStates):
         lease_ms = min(request.lease_ms or settings.lease_ms, settings.max_lease_ms)
         lease = Lease(token, request.worker, request.attempt, now_ms, now_ms + lease_ms, [], {}, [])
         parts: list[Part] = []
+        self._pass_cancelled()
         for first, each, lane in gathered:
             if isinstance(each, int):
                 lease.runs.append((first, each, lane))
@@ -458,7 +459,16 @@ class JobQueue(JobStates):
         self.rows.put(JobRow(job_id, job_id, State.CANCELLED, lane, 0))
         self.counts.cancelled += 1
         self.counts.ready -= 1
+        self._pass_cancelled()
         return True
+
+    def _pass_cancelled(self) -> None:
+        """The first job ahead of a frontier is one that somebody will get: one that was cancelled is not waited for."""
+        for front in self.frontiers.values() if self.counts.cancelled else ():
+            while front.count and (start := front.first()) is not None and self.rows.get(start) is not None:
+                front.take(1, start + 1)
+                self.rows.remove(start)
+                self.counts.cancelled -= 1
 
     # -- moving -----------------------------------------------------------------------------
 
@@ -471,7 +481,14 @@ class JobQueue(JobStates):
 
     def _move(self, index: int, at: int, place: int, told: Moved) -> None:
         row = self.rows.get(told.id)
-        if row is None:
+        if row is None and not told.token:
+            lane = self._taken_ahead(told.id)
+            if lane is None:
+                return
+            row = JobRow(told.id, told.id, State.READY, lane, 0)
+            self.places.add(row)
+            self.ready.add(row)
+        elif row is None:
             lease = self.leases.get(told.token)
             taken = runs.subtract(lease.runs, told.id, 1) if lease is not None else []
             if lease is None or not taken:
@@ -497,6 +514,15 @@ class JobQueue(JobStates):
         )
         self.places.add(row)
         self.rows.put(row)
+
+    def _taken_ahead(self, job_id: int) -> int | None:
+        """Take the job out of what is ahead of its lane's frontier, if it is the first one there. The lane."""
+        for lane, front in self.frontiers.items():
+            if front.count and front.first() == job_id:
+                front.take(1, job_id + 1)
+                self._pass_cancelled()
+                return lane
+        return None
 
 
 def _remember(lease: Lease | None, told: Settle, first: int, count: int) -> None:

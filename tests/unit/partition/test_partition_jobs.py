@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tracemalloc
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 from rayqueue.errors import InvalidInputError, TopicKindError, UnknownFormatError
 from rayqueue.partition import PartitionSettings, configure_command, pass_time_command
 from rayqueue.partition.commands import decode
-from rayqueue.partition.jobs import frontier
+from rayqueue.partition.jobs import frontier, moving
 from rayqueue.partition.jobs.commands import (
     Request,
     Settle,
@@ -155,6 +156,74 @@ def test_jobs_that_are_handed_back_are_runs_again_and_come_first() -> None:
     lease(log, 4, 5_000)
     twin.catch_up()
     assert twin.partition.checkpoint() == log.partition.checkpoint()
+
+
+def _move_all(log: Log) -> int:
+    """As the leader does about once per second. Where the log begins then."""
+    jobs: Any = log.partition.jobs
+    while moving.wasteful(jobs, log.partition.next_offset):
+        planned = moving.plan_move(jobs, 500, log.partition.next_offset)
+        assert planned, "something holds back the trimming that is never moved"
+        with log.snapshot() as snapshot:
+            batch = moving.move_batch(snapshot, planned, 1 << 20)
+        assert batch is not None
+        log.apply(batch)
+        command = log.partition.retention_command(1_000)
+        if command is not None:
+            log.apply(command)
+    return int(log.partition.start_offset)
+
+
+def _do(log: Log, count: int, **options: Any) -> None:
+    """Jobs that are put and done at once."""
+    for _ in range(count // 1_000):
+        put(log, 1_000, **options)
+        grant = lease(log, next(_attempts), 1_000)
+        assert grant is not None
+        settle(log, "ack", grant.token, *ids(grant))
+
+
+_attempts = count(1_000)
+
+
+@pytest.mark.parametrize("waiting", ["starved", "handed back", "both"])
+def test_what_is_starved_holds_back_no_trimming(waiting: str) -> None:
+    log = queue(lanes=2)
+    put(log, 20)  # of the lower lane
+    if waiting != "starved":
+        grant = lease(log, 1, 20 if waiting == "handed back" else 10)
+        assert grant is not None
+        settle(log, "release", grant.token, *ids(grant))
+    _do(log, 10_000, lane=1)
+    twin = log.twin_from_checkpoint(log.checkpoint())
+    assert _move_all(log) > 9_000
+    jobs: Any = log.partition.jobs
+    assert (jobs.counts.ready, jobs.counts.leased) == (20, 0)
+    put(log, 1)
+    last = log.partition.next_offset - 1
+    log.store.sync()
+    log.crash()
+    twin.catch_up()
+    assert twin.partition.checkpoint() == log.partition.checkpoint()
+    grant = lease(log, 2, 30)
+    assert ids(grant) == [*range(20), last]
+    assert grant is not None
+    assert {part.deliveries for part in grant.parts} == {1}
+    assert settle(log, "ack", grant.token, *ids(grant))[0].lost == ()
+
+
+def test_what_was_cancelled_ahead_holds_back_no_trimming() -> None:
+    log = queue(lanes=2)
+    put(log, 20)
+    log.apply(change_command(1_000, "cancel", [*range(1, 5), *range(6, 20)]))
+    _do(log, 10_000, lane=1)
+    assert _move_all(log) > 9_000
+    grant = lease(log, 1, 5)
+    assert ids(grant) == [0, 5]
+    put(log, 3)
+    log.apply(change_command(1_000, "cancel", [log.partition.next_offset - each for each in (1, 2, 3)]))
+    jobs: Any = log.partition.jobs
+    assert (jobs.counts.cancelled, jobs.counts.ready) == (0, 0)
 
 
 def test_no_token_is_good_for_a_job_that_nobody_has_had() -> None:
