@@ -303,7 +303,10 @@ class JobQueue(JobStates):
             case _:  # release: the token is good for nothing any more
                 row.deliveries -= 1
                 row.token = 0
-                self._make_ready(row)
+                if 0 < row.expires_ms <= self._clock.now_ms:
+                    self._outlived(row, self._clock.now_ms)
+                else:
+                    self._make_ready(row)
 
     def ack_all(self, command: AckAll) -> tuple[AckedAll, ...]:
         self.pass_time(command.now_ms)

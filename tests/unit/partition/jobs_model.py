@@ -157,7 +157,10 @@ class Model:
                 lease.back.add(job_id)
                 job.deliveries -= 1
                 job.token = 0
-                self._wait(job, 0)
+                if 0 < job.expires_ms <= self.now_ms:
+                    self._outlive(job)
+                else:
+                    self._wait(job, 0)
             return True
         if told.kind == "release":
             return lease is not None and job_id in lease.back

@@ -158,6 +158,21 @@ def test_jobs_that_are_handed_back_are_runs_again_and_come_first() -> None:
     assert twin.partition.checkpoint() == log.partition.checkpoint()
 
 
+def test_a_job_that_is_handed_back_after_its_time_to_live_is_a_dead_letter() -> None:
+    log = queue(max_lease_ms=60_000, lease_ms=60_000)
+    put(log, ttl_ms=50)
+    log.apply(pass_time_command(1_000))
+    put(log, ttl_ms=50)
+    grant = lease(log, 1, 2)
+    assert grant is not None
+    assert ids(grant) == [1]
+    log.apply(pass_time_command(2_000))
+    settle(log, "release", grant.token, 1, now_ms=2_000)
+    jobs: Any = log.partition.jobs
+    assert (jobs.counts.ready, jobs.counts.dead, jobs.counts.expired) == (0, 2, 2)
+    assert jobs.rows.get(1).deliveries == 0
+
+
 def _move_all(log: Log) -> int:
     """As the leader does about once per second. Where the log begins then."""
     jobs: Any = log.partition.jobs
