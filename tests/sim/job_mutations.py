@@ -6,11 +6,17 @@ As in ``mutations``, one method is replaced while a schedule runs; ``faults`` an
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 from msgspec.structs import replace
 
 from rayqueue.partition import PartitionSettings
 from rayqueue.partition.jobs import leases
-from rayqueue.partition.jobs.commands import Settle
+from rayqueue.partition.jobs.commands import ChangeJobs, Settle
+from rayqueue.partition.jobs.facts import Dedupes
+from rayqueue.partition.jobs.frontier import Frontier
+from rayqueue.partition.jobs.index import Timer
 from rayqueue.partition.jobs.leases import Lease, Leases
 from rayqueue.partition.jobs.queue import JobQueue, Moved
 from rayqueue.partition.jobs.rows import JobRow, Note, State
@@ -121,9 +127,112 @@ def _without_texts(queue: JobQueue, index: int, at: int, place: int, told: Moved
 _move = JobQueue._move
 
 
+def _gave_part(jobs: Jobs, wanted: Any, token: int, parts: Sequence[Part], answer: Any) -> None:
+    """An answer that was cut is given though nobody wants it by the time that the rest is given back."""
+    wants, jobs._is_wanted = jobs._is_wanted, lambda wanted: True  # type: ignore[method-assign]
+    before = len(jobs._settles)
+    _release(jobs, wanted, token, parts, answer)
+    jobs._is_wanted = wants  # type: ignore[method-assign]
+    for at, (released, several) in enumerate(jobs._settles[before:], before):
+
+        def answered(result: Any, released: Any = released) -> None:
+            withdrawn, wanted.withdrawn = wanted.withdrawn, False
+            released(result)
+            wanted.withdrawn = withdrawn
+
+        jobs._settles[at] = answered, several
+
+
+_release = Jobs._release
+
+
+def _live_for_ever(queue: JobQueue, job_id: int, time_ms: int, timer: Timer) -> None:
+    if timer is not Timer.TTL:
+        _due(queue, job_id, time_ms, timer)
+
+
+_due = JobQueue._due
+
+
+def _unforgiven(queue: JobQueue, row: JobRow) -> None:
+    """A job that is redriven has none of its deliveries before it again."""
+    _redrive(queue, row)
+    row.forgiven = 0
+
+
+_redrive = JobQueue._redrive
+
+
+def _both(queue: JobQueue, row: JobRow) -> None:
+    """A dead letter that is redriven, or purged, stays among the dead letters."""
+    was_dead = row.state == State.DEAD
+    _leave(queue, row)
+    if was_dead:
+        queue.dead.add(row)
+
+
+_leave = JobQueue._leave
+
+
+def _purge_alive(queue: JobQueue, command: ChangeJobs) -> int:
+    """What is purged has to be no dead letter."""
+    purged = 0
+    for job_id in command.ids if command.kind == "purge" else ():
+        row = queue.rows.get(job_id)
+        if row is not None and row.state in (State.READY, State.DELAYED):
+            queue._leave(row)
+            queue._forget(row)
+            purged += 1
+    return _change(queue, command) + purged
+
+
+_change = JobQueue.change
+
+
+def _give_cancelled(
+    queue: JobQueue, gathered: list[tuple[int, int | JobRow, int]], first: int, count: int, lane: int
+) -> int:
+    """Jobs that were cancelled are given out all the same."""
+    cancelled, queue.counts.cancelled = queue.counts.cancelled, 0
+    found = _add_run(queue, gathered, first, count, lane)
+    queue.counts.cancelled = cancelled
+    return found
+
+
+_add_run = JobQueue._add_run
+
+
+def _extend_for_ever(queue: JobQueue, lease: Lease | None, told: Settle) -> Settled:
+    settings, queue.settings = queue.settings, replace(queue.settings, max_lease_ms=900_000)
+    settled = _extend(queue, lease, told)
+    queue.settings = settings
+    return settled
+
+
+_extend = JobQueue._extend
+
+
+def _lowest_first(queue: JobQueue, wanted: int, now_ms: int) -> list[tuple[int, int | JobRow, int]]:
+    """A lower lane's jobs are given out while a higher one has some."""
+    fronts, highest = queue.frontiers, queue.settings.lanes - 1
+    queue.frontiers = {highest - lane: front for lane, front in fronts.items()}
+    gathered = _gather(queue, wanted, now_ms)
+    queue.frontiers = fronts
+    return [(first, each, highest - lane if isinstance(each, int) else lane) for first, each, lane in gathered]
+
+
+_gather = JobQueue._gather
+
+
+def _copied_ahead(queue: JobQueue, job_id: int) -> int | None:
+    """A job that is moved from ahead of a frontier stays there, too."""
+    return next((lane for lane, front in queue.frontiers.items() if front.count and front.first() == job_id), None)
+
+
 _LOST_ANSWERS = ("app_cut", "app_reset", "kill", "partition", "transfer")
 _LATE = ("app_pause", "app_cut", "app_slow", "app_reset")
 
+_OPERATED = ("app_operates", "app_kill")
 _QUEUE = PartitionSettings(queue=True, lease_ms=1_500, max_lease_ms=4_000, max_deliveries=3)
 _LONG = PartitionSettings(queue=True, lease_ms=900_000, max_lease_ms=900_000, max_deliveries=None)
 
@@ -229,7 +338,7 @@ JOB_MUTATIONS = (
         Invariant.PROGRESS,
         Jobs,
         "_release",
-        lambda jobs, wanted, token, parts, answer: wanted.reply(answer),
+        lambda jobs, wanted, token, parts, answer: (jobs._proposed.pop(wanted, None), wanted.reply(answer)),
         *("app_quits", "app_slow", "slow"),
         settings=_LONG,
     ),
@@ -300,5 +409,119 @@ JOB_MUTATIONS = (
         "_move",
         _without_texts,
         settings=replace(_QUEUE, max_deliveries=2),
+    ),
+    JobMutation.of(
+        "cut_and_given",
+        "an answer that was cut is given though its request was withdrawn",
+        Invariant.JOB_ANSWERS,
+        Jobs,
+        "_release",
+        _gave_part,
+        *("app_quits", "app_slow", "drop", "slow"),
+    ),
+    JobMutation.of(
+        "acked_in_part",
+        "of jobs that are to be acknowledged all or none, some are",
+        Invariant.JOB_STATE,
+        JobQueue,
+        "_acks",
+        lambda queue, token, lease, job_id: True,
+        *_LATE,
+        settings=_QUEUE,
+    ),
+    JobMutation.of(
+        "outlived",
+        "a job is given out after its time to live",
+        Invariant.JOB_STATE,
+        JobQueue,
+        "_due",
+        _live_for_ever,
+        settings=_QUEUE,
+    ),
+    JobMutation.of(
+        "put_twice",
+        "a job is put though one with its dedupe_id is there",
+        Invariant.JOB_STATE,
+        Dedupes,
+        "first",
+        lambda dedupes, dedupe_id, now_ms: None,
+        settings=_QUEUE,
+    ),
+    JobMutation.of(
+        "unforgiven",
+        "a job that was redriven has not all of its deliveries before it again",
+        Invariant.JOB_STATE,
+        JobQueue,
+        "_redrive",
+        _unforgiven,
+        *_OPERATED,
+        settings=replace(_QUEUE, max_deliveries=2),
+    ),
+    JobMutation.of(
+        "alive_and_dead",
+        "a job that was redriven is still a dead letter",
+        Invariant.JOB_STATE,
+        JobQueue,
+        "_leave",
+        _both,
+        *_OPERATED,
+        settings=replace(_QUEUE, max_deliveries=2),
+    ),
+    JobMutation.of(
+        "purged_alive",
+        "a job that is no dead letter is purged",
+        Invariant.JOB_STATE,
+        JobQueue,
+        "change",
+        _purge_alive,
+        *_OPERATED,
+        settings=_QUEUE,
+    ),
+    JobMutation.of(
+        "cancelled_and_given",
+        "a job that was cancelled is given out",
+        Invariant.JOB_STATE,
+        JobQueue,
+        "_add_run",
+        _give_cancelled,
+        *_OPERATED,
+        settings=_QUEUE,
+    ),
+    JobMutation.of(
+        "extended_for_ever",
+        "a lease is extended beyond max_lease_ms",
+        Invariant.JOB_STATE,
+        JobQueue,
+        "_extend",
+        _extend_for_ever,
+        "app_kill",
+        settings=replace(_QUEUE, max_lease_ms=2_000),
+    ),
+    JobMutation.of(
+        "lanes_upside_down",
+        "a job of a lower lane is given out before one of a higher lane",
+        Invariant.JOB_STATE,
+        JobQueue,
+        "_gather",
+        _lowest_first,
+        settings=replace(_QUEUE, lanes=3),
+    ),
+    JobMutation.of(
+        "handed_back_to_nobody",
+        "jobs that were handed back are given to nobody any more",
+        Invariant.JOB_STATE,
+        Frontier,
+        "put_back",
+        lambda front, start, count: None,
+        settings=_QUEUE,
+    ),
+    JobMutation.of(
+        "moved_and_ahead",
+        "a job that waits ahead of a frontier is moved, and stays there",
+        Invariant.JOB_STATE,
+        JobQueue,
+        "_taken_ahead",
+        _copied_ahead,
+        settings=replace(_QUEUE, lanes=2),
     ),
 )

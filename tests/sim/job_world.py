@@ -1,7 +1,7 @@
 """One schedule of a work queue: real clients' connections, real services, real logs, from one seed.
 
 A partition that is a queue, a Raft group of one to three replicas whose clocks
-differ and jump; putters, workers and quitters in processes of their own, on Ray
+differ and jump; putters, workers, quitters and operators in processes of their own, on Ray
 nodes of their own. First the safety phase: leaders change, replicas and workers
 die, pause and lose their connections, nodes vanish and are reported dead, late,
 to one replica after the other, and now and then though they live. Then everything
@@ -51,7 +51,7 @@ from tests.unit.partition.jobs_model import DEAD, Model
 WEATHERS = ("drop", "duplicate", "slow", "reorder")
 NODE_FAULTS = ("partition", "one_way", "pause", "kill", "kill_in_sync", "power_loss", "transfer", "clock_jump")
 APP_FAULTS = ("app_pause", "app_cut", "app_kill", "app_reset", "host_gone", "false_report")
-FAULTS = (*WEATHERS, *NODE_FAULTS, *APP_FAULTS, "app_slow", "app_quits")
+FAULTS = (*WEATHERS, *NODE_FAULTS, *APP_FAULTS, "app_slow", "app_quits", "app_operates")
 
 SAFETY_S = 8.0
 HEAL_S = 60.0
@@ -71,6 +71,9 @@ class JobOutcome:
     moved: int
     withdrawn: int
     reported: int
+    expired: int
+    deduplicated: int
+    changed: int
 
 
 class JobNode(PartitionNode):
@@ -114,7 +117,9 @@ class JobChecker(Checker):
         self.acked: set[tuple[int, int]] = set()
         """Token and job."""
         self.values: dict[int, bytes] = {}
-        self.ends: dict[int, int] = {}
+        self.never: set[int] = set()
+        """Jobs that were not put, because one with their ``dedupe_id`` was there."""
+        self.changed: dict[str, set[int]] = {"cancel": set(), "purge": set(), "redrive": set()}
         self.moved = 0
 
     def _check_acks(self, accepted: list[tuple[int, BatchHeader]]) -> None:
@@ -143,7 +148,17 @@ class JobChecker(Checker):
             told = dict(headers).get(JOB_HEADER)
             options = JobOptions() if told is None else decode_options(told)
             self.values[job_id] = value or b""
-            self.model.put(job_id, batch.header.lane, key, delay_ms=options.delay_ms, want_result=options.want_result)
+            self.model.put(
+                job_id,
+                batch.header.lane,
+                key,
+                delay_ms=options.delay_ms,
+                ttl_ms=options.ttl_ms,
+                dedupe_id=options.dedupe_id,
+                want_result=options.want_result,
+            )
+            if job_id not in self.model.jobs:
+                self.never.add(job_id)
 
     def _change(self, payload: bytes, answer: Any) -> None:
         model, command = self.model, decode(payload)
@@ -180,7 +195,10 @@ class JobChecker(Checker):
                 expected = tuple([model.end_worker(worker) for worker in command.workers])
                 assert answer == expected, f"{answer} leases ended, not {expected}"
             case ChangeJobs():
+                states = {job_id: job.state for job_id, job in model.jobs.items()}
                 assert answer == model.change(command.kind, list(command.ids))
+                after = {job_id: job.state for job_id, job in model.jobs.items()}
+                self.changed[command.kind] |= {each for each in states if after.get(each) != states[each]}
         if isinstance(answer, Trimmed):
             rows = self.reads.machine.jobs
             assert rows is not None
@@ -195,6 +213,13 @@ class JobChecker(Checker):
         counts = jobs.counts
         found = (counts.ready, counts.leased, counts.delayed, counts.dead)
         expected = tuple([model.count(state) for state in ("ready", "leased", "delayed", "dead")])
+        dead = sorted([job.id for job in model.jobs.values() if job.state == DEAD])
+        if jobs.dead.ids(0, len(dead) + 1) != dead:
+            told = jobs.dead.ids(0, len(dead) + 1)
+            raise BrokenError(Invariant.JOB_STATE, f"after entry {entry.index} {told} are dead letters, not {dead}")
+        totals = (counts.expired, counts.dropped, counts.deduplicated)
+        if totals != (model.expired, model.dropped, model.deduplicated):
+            raise BrokenError(Invariant.JOB_STATE, f"after entry {entry.index} the totals are {totals}")
         if found != expected:
             raise BrokenError(Invariant.JOB_STATE, f"after entry {entry.index} there are {found} jobs, not {expected}")
 
@@ -282,7 +307,15 @@ class Putter(_App):
         count, producer_id = rng.randint(1, 6), world.next_number()
         values = [f"{producer_id} {at}".encode() for at in range(count)]
         keys = [rng.choice((None, b"a", b"b", b"c")) for _ in range(count)]
-        options = [JobOptions(delay_ms=rng.choice((0, 300)), want_result=rng.random() < 0.3) for _ in range(count)]
+        options = [
+            JobOptions(
+                delay_ms=rng.choice((0, 300)),
+                ttl_ms=rng.choice((0, 0, 0, 200, 1_500)),
+                dedupe_id=rng.choice(("", "", "", "d1", "d2")),
+                want_result=rng.random() < 0.3,
+            )
+            for _ in range(count)
+        ]
         headers: Any = [[(JOB_HEADER, encode_options(each))] for each in options] if rng.random() < 0.4 else None
         batch = RecordBatch.encode(
             values,
@@ -329,11 +362,20 @@ class Worker(_App):
         ids = [job.id for job in leased.jobs]
         if rng.random() < 0.3:
             await self.ask(self._call("extend", leased.token, ids))
+        if rng.random() < 0.1 and world.faults:  # it hangs, and its client extends the lease for as long as it may
+            for _ in range(10):
+                await self.ask(self._call("extend", leased.token, ids))
+                await asyncio.sleep(0.5)
         while ids:
             some, ids = ids[: rng.randint(1, len(ids))], []
             left = [job.id for job in leased.jobs if job.id not in some]
             kind = "ack" if rng.random() < world.diligence else rng.choice(world.other_ends)
-            if kind != "nothing":
+            if kind == "ack" and rng.random() < 0.3:
+                runs = tuple([(each, 1) for each in some])
+                acked = await self.ask(protocol.AckAll(leases=((leased.token, runs),)))
+                done = set(some) if acked.done else set()
+                world.told_acked(self.name, leased.token, done, set() if acked.forgotten else set(some) - done)
+            elif kind != "nothing":
                 (settled,) = await self.ask(self._call(kind, leased.token, some))
                 lost = {first + at for first, count in settled.lost for at in range(count)}
                 if kind == "ack":
@@ -366,7 +408,12 @@ class Quitter(_App):
         while True:
             self.attempt += 1
             call = protocol.LeaseJobs(
-                worker=self.name, attempt=self.attempt, max_jobs=3, wait_ms=1_000, lease_ms=rng.choice((0, 300))
+                worker=self.name,
+                attempt=self.attempt,
+                max_jobs=3,
+                max_bytes=rng.choice((4_000, 150)),  # then the answer is cut
+                wait_ms=1_000,
+                lease_ms=rng.choice((0, 300)),
             )
             if self._closes:
                 await self._close(call)
@@ -406,6 +453,24 @@ class Quitter(_App):
             await self.ask(protocol.SettleJobs(worker=self.name, settlements=(back,)))
 
 
+class Operator(_App):
+    """Cancels jobs, and redrives and purges dead letters, whatever they are by then: until everything heals."""
+
+    async def _main(self) -> None:
+        rng, world = self.rng, self.world
+        while world.faults:
+            await asyncio.sleep(rng.uniform(0.1, 1.0))
+            known = sorted(world.put)
+            ids = tuple(rng.sample(known, min(len(known), 3)))
+            kind = rng.choice((protocol.CancelJobs, protocol.RedriveDead, protocol.RedriveDead, protocol.PurgeDead))
+            if kind is protocol.CancelJobs:
+                ids = tuple(known[-3:])  # what was put last mostly waits
+            if ids:
+                dead = tuple(job.id for job in world.checker.model.jobs.values() if job.state == DEAD)
+                chosen = (dead[:2] or ids) if kind is not protocol.CancelJobs and rng.random() < 0.7 else ids
+                await self.ask(kind(ids=chosen))
+
+
 class JobWorld:
     """One seed's universe. ``faults`` narrows what may go wrong; None lets the seed draw. ``settings`` of the queue."""
 
@@ -438,7 +503,7 @@ class JobWorld:
         self._told_lost: list[tuple[str, int, int]] = []
         self._handed_by: dict[tuple[str, int], Leased] = {}
         self.putters: list[Putter] = []
-        self.workers: list[Worker | Quitter] = []
+        self.workers: list[Worker | Quitter | Operator] = []
         self._numbers = 0
 
     # -- for applications ------------------------------------------------------------------
@@ -621,6 +686,8 @@ class JobWorld:
             self.clock.at(rng.uniform(begin, begin + 2), partial(self._new, Worker))
         for _ in range(rng.choice((1, 2)) if "app_quits" in self.faults else 0):
             self.clock.at(rng.uniform(begin, begin + 2), partial(self._new, Quitter))
+        if "app_operates" in self.faults:
+            self.clock.at(rng.uniform(begin, begin + 2), partial(self._new, Operator))
         for _ in range(rng.randint(6, 16)):
             self.clock.at(rng.uniform(begin, end), self._put_some)
         for _ in range(rng.randint(3, 16)):
@@ -647,6 +714,9 @@ class JobWorld:
             checker.moved,
             self.withdrawn,
             self.reported,
+            checker.model.expired,
+            checker.model.deduplicated,
+            sum(map(len, checker.changed.values())),
         )
 
     def _heal(self) -> None:
@@ -722,19 +792,22 @@ class JobWorld:
         if len(acked) != len(set(acked)):
             raise BrokenError(Invariant.JOB_STATE, "a job was acknowledged twice")
         dead = {job.id for job in checker.model.jobs.values()}
+        done = [set(acked), dead, checker.never, checker.changed["cancel"], checker.changed["purge"]]
         for job_id, value in self.put.items():
             if checker.values.get(job_id) != value:
                 raise BrokenError(Invariant.JOBS_KEPT, f"job {job_id} was put as {value!r} and is not in the log")
-            if (job_id in dead) == (job_id in set(acked)) and self._queue.dead_letter:
-                raise BrokenError(Invariant.JOBS_KEPT, f"job {job_id} is not at one end: done or dead")
+            ends = sum(job_id in each for each in done)
+            if ends > 1 or (self._queue.dead_letter and not ends):
+                raise BrokenError(Invariant.JOBS_KEPT, f"job {job_id} is at {ends} ends")
 
 
 def _queue(rng: Random) -> PartitionSettings:
     return PartitionSettings(
         queue=True,
-        lanes=rng.choice((1, 1, 2)),
+        lanes=rng.choice((1, 2, 3)),
         lease_ms=LEASE_MS,
-        max_lease_ms=4_000,
+        max_lease_ms=rng.choice((2_000, 4_000)),
+        dedupe_window_ms=rng.choice((500, 300_000)),
         max_deliveries=rng.choice((2, 5, None)),
         dead_letter=rng.random() < 0.8,
         ordered_by_key=rng.random() < 0.25,

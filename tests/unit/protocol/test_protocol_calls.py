@@ -77,6 +77,7 @@ def made(cls: type[Call]) -> Call:
         "worker": "w-1",
         "attempt": 3,
         "settlements": (Settlement(kind="ack", token=7, jobs=((5, 2),)),),
+        "leases": ((7, ((5, 2),)),),
         "ids": (5, 8),
         "id": 5,
         "dedupe_ids": ("d",),
