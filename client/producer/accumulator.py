@@ -26,7 +26,7 @@ from __future__ import annotations
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 from weakref import WeakSet
@@ -231,8 +231,8 @@ class Accumulator:
         """The transaction that takes what is added. Without transactions there is only this one."""
         self.released = 0
         """Batches of those up to this one may be taken."""
-        self.on_failure: Callable[[RayQueueError], None] = _nothing
-        """Called, in the I/O thread, when a batch was given up."""
+        self.on_failure: Callable[[RayQueueError, int], None] = _nothing
+        """Called, in the I/O thread, when a batch was given up; with the transaction that it was of."""
         self._refusal: Callable[[], RayQueueError] | None = None
         self._batch_bytes = batch_bytes
         self._buffer_bytes = buffer_bytes
@@ -243,8 +243,8 @@ class Accumulator:
         self._wake = wake
         self._serial = 0
         self._unresolved: dict[int, list[Batch]] = {}  # by serial, the oldest first; the pieces of one that was cut
-        self._failed: list[tuple[Outcome, int]] = []
-        self._failed_more = 0
+        self._failed: list[tuple[int, Outcome, int]] = []  # of which transaction, what, how many records
+        self._failed_more: dict[int, int] = {}  # by transaction
         self._signalled: list[PartitionBuffer] = []
         self._space_waiters: list[tuple[Lack, Wake]] = []
         self._flush_waiters: list[tuple[int, Wake]] = []
@@ -445,7 +445,7 @@ class Accumulator:
         self.used_bytes = 0
         self._unresolved, self._topics, self._signalled = {}, [], []
         self._space_waiters, self._flush_waiters = [], []
-        self._failed, self._failed_more = [], 0
+        self._failed, self._failed_more = [], {}
         self.is_closed, self._refusal = True, lambda: forked("this producer")
 
     def check_open(self) -> None:
@@ -458,17 +458,39 @@ class Accumulator:
         with self.lock:
             return sum(len(batch) for pieces in self._unresolved.values() for batch in pieces)
 
-    def failures(self) -> tuple[list[tuple[Outcome, int]], int]:
-        """Batches that have failed since the last time, each with its number of records; and how many more records."""
+    def failures(self, of: Collection[int] | None = None) -> tuple[list[tuple[Outcome, int]], int]:
+        """Batches that have failed since the last time, each with its number of records; and how many more records.
+
+        ``of``: these transactions only. Failures of later ones stay for the next time, those of other ones before them
+        are told already.
+        """
         with self.lock:
             failed, more = self._failed, self._failed_more
-            self._failed, self._failed_more = [], 0
-        return failed, more
+            last = float("inf") if of is None else max(of, default=0)
+            self._failed = [each for each in failed if each[0] > last]
+            self._failed_more = {number: count for number, count in more.items() if number > last}
+        told = [(outcome, count) for number, outcome, count in failed if of is None or number in of]
+        return told, sum(count for number, count in more.items() if of is None or number in of)
 
-    def note_failure(self, outcome: Outcome, count: int) -> None:
-        """Of records that were never added."""
+    def note_failure(self, outcome: Outcome, count: int, number: int = 0) -> None:
+        """Of records that were never added. ``number``: their transaction; 0 is whichever is open."""
         with self.lock:
-            self._note_failure(outcome, count)
+            self._note_failure(outcome, count, number or self.number)
+
+    def withdraw(self, first: int, error: RayQueueError) -> None:
+        """Let go of what is of this transaction, or of a later one: it is resolved with this. In the I/O thread; none
+        of it was released, so the sender has nothing of it."""
+        found: list[Batch] = []
+        with self.lock:
+            for partition in [each for topic in self._topics for each in topic.partitions]:
+                found += [batch for batch in partition.ready if batch.number >= first]
+                partition.ready = deque([batch for batch in partition.ready if batch.number < first])
+                for lane, batch in enumerate(partition.open):
+                    if batch is not None and batch.number >= first:
+                        partition.close(lane)
+                        found.append(batch)
+        for batch in found:
+            self.resolve(batch, error)
 
     # -- for the sender ------------------------------------------------------------------
 
@@ -494,7 +516,7 @@ class Accumulator:
             batch.buffer.resolved(batch)
             self.used_bytes -= batch.size_bytes
             if error is not None:
-                self._note_failure(batch.outcome, len(batch))
+                self._note_failure(batch.outcome, len(batch), batch.number)
             waiters, self._space_waiters = self._space_waiters, []
             for lack, wake in waiters:
                 if self._has_space(lack):
@@ -507,7 +529,7 @@ class Accumulator:
                 self._flush_waiters = [waiter for waiter in self._flush_waiters if waiter[0] >= oldest]
         batch.outcome.resolve(None if isinstance(answer, RayQueueError) else answer.base_offset, error)
         if error is not None:
-            self.on_failure(error)
+            self.on_failure(error, batch.number)
         for wake in wakes:
             wake()
 
@@ -561,11 +583,11 @@ class Accumulator:
         topic.turn = best
         return partitions[best]
 
-    def _note_failure(self, outcome: Outcome, count: int) -> None:
+    def _note_failure(self, outcome: Outcome, count: int, number: int) -> None:
         if len(self._failed) < MAX_FAILED:
-            self._failed.append((outcome, count))
+            self._failed.append((number, outcome, count))
         else:
-            self._failed_more += count
+            self._failed_more[number] = self._failed_more.get(number, 0) + count
 
     def _begin(self, topic: TopicBuffer, partition: PartitionBuffer, lane: int) -> Batch:
         """A new batch."""
@@ -631,7 +653,7 @@ def _has_room(topic: TopicBuffer, partition: PartitionBuffer, records: int, size
     return topic.most_bytes is None or partition.size_bytes + size_bytes <= topic.most_bytes
 
 
-def _nothing(error: RayQueueError) -> None:
+def _nothing(error: RayQueueError, number: int) -> None:
     """Nobody has to be told."""
 
 

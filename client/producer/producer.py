@@ -316,7 +316,7 @@ class Producer(Twin, Generic[ValueT, KeyT]):
             if added is None:
                 assert full is not None  # noqa: S101  # or there would be a part
                 added = Part(failed_outcome(topic, -1 if partition is None else partition, full), 0, lack.count)
-                self._accumulator.note_failure(added.outcome, added.count)
+                self._accumulator.note_failure(added.outcome, added.count, self._of)
                 if self._transactions is not None:
                     self._transactions.lost(full, self._of)
             parts.append(added)
@@ -458,18 +458,24 @@ class Producer(Twin, Generic[ValueT, KeyT]):
 
         After ``timeout_ms`` what is left is given up: its deliveries tell whether it may be written. Raises
         ``DeliveryFailedError`` as ``flush`` does, once it is closed. In a forked child there is nothing to wait for:
-        its parent sends what was accepted before the fork.
+        its parent sends what was accepted before the fork. ``OutcomeUnknownError`` if transactions that have ended are
+        not decided by then.
         """
         if timeout_ms is not None:
             check_timeout_ms(timeout_ms)
         self._leaving.detach()
         if self._io.forked:
             return
+        deadline_s = None if timeout_ms is None else time.monotonic() + timeout_ms / 1000
+        decided = True
         if self._transactions is not None and self._io.usable:
-            await in_io(self._io, self._transactions.close(), finish=True)
+            timeout_s = None if timeout_ms is None else timeout_ms / 1000
+            in_time = await in_io(self._io, self._transactions.close(timeout_s), finish=True)
+            decided = in_time or not self._transactions.behind.deciding
         self._accumulator.close()
         try:
-            await self._until_resolved(timeout_ms)
+            left_s = None if deadline_s is None else max(0.0, deadline_s - time.monotonic())
+            await self._until_resolved(None if left_s is None else int(left_s * 1000))
         except OutcomeUnknownError as error:
             _log.warning("a producer was closed too soon: %s", error)
         except asyncio.CancelledError:  # nobody waits any more; what was accepted is sent all the same
@@ -484,6 +490,10 @@ class Producer(Twin, Generic[ValueT, KeyT]):
             await in_io(self._io, self._end(), finish=True)  # what is left is resolved after this
         if self._transactions is not None:
             self._transactions.behind.tell()
+            if not decided:
+                raise OutcomeUnknownError(
+                    f"transactions of {self.transactional_id!r} are not decided after {timeout_ms} ms"
+                )
         self._raise_failures()
 
     close_async = awaiting(close)

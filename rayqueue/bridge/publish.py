@@ -8,32 +8,25 @@ batch computed anew, may even run twice at the same time: one of them writes.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from contextlib import closing
 from functools import partial
 
 from rayqueue.bridge.task import TaskWriter, Touched, Write, Written, joined
 from rayqueue.client.handle import RayQueue
-from rayqueue.errors import BridgeError, RayQueueError, TopicError
-from rayqueue.net.interfaces import ask
+from rayqueue.client.producer.transactions.marking import finished, marked
+from rayqueue.errors import BridgeError, TopicError
 from rayqueue.net.requests import gathered
 from rayqueue.protocol.calls import GetTopics, Topics
 from rayqueue.protocol.topics import TopicPartition
 from rayqueue.protocol.transactions import (
-    MAX_AT_ONCE,
     MAX_PARTICIPANTS,
     EndWrite,
-    FinishTransactions,
     MarkTransaction,
     Transaction,
     WriteEnded,
     WritePart,
 )
-
-_log = logging.getLogger(__name__)
-
-_FINISH_MS = 2_000
 
 
 def publish(rq: RayQueue, write: Write, told: Sequence[Written]) -> bool:
@@ -80,8 +73,13 @@ async def _ended(
         for part in ended.parts
         for each, seal in zip(next(counted) if part.committed else others, part.seals, strict=True)
     ]
-    if all(await gathered(partial(_mark, rq), marks)) and ended.written:
-        await _finish(rq, write.name, [Transaction(part.producer_id, part.epoch) for part in named])
+
+    async def mark(marker: tuple[Touched, MarkTransaction]) -> bool:
+        where, shown = marker
+        return await marked(rq.routes, where.place, where.topic_id, shown, whose="a write")
+
+    if all(await gathered(mark, marks)) and ended.written:
+        await finished(rq.routes, write.name, [Transaction(part.producer_id, part.epoch) for part in named])
     return ended.written
 
 
@@ -91,28 +89,6 @@ async def _partitions(rq: RayQueue, topic: str) -> list[Touched]:
     except TopicError:
         return []  # it is gone, and so is what was written there
     return [Touched(TopicPartition(topic, part.number), info.topic_id, part.group_id) for part in info.partitions]
-
-
-async def _mark(rq: RayQueue, mark: tuple[Touched, MarkTransaction]) -> bool:
-    """Whether a partition knows, or is gone. If not it asks the coordinator by itself."""
-    where, call = mark
-    try:
-        await ask(rq.routes, where.place, call, topic_id=where.topic_id)
-    except TopicError:
-        return True
-    except RayQueueError as error:
-        _log.warning("%s has no marker of a write yet, and will ask for it: %s", where.place, error)
-        return False
-    return True
-
-
-async def _finish(rq: RayQueue, write: str, pairs: Sequence[Transaction]) -> None:
-    for first in range(0, len(pairs), MAX_AT_ONCE):
-        call = FinishTransactions(transactional_id=write, finished=tuple(pairs[first : first + MAX_AT_ONCE]))
-        try:
-            await rq.routes.coordinator.call(call, timeout_ms=_FINISH_MS)
-        except RayQueueError as error:  # it finds out by itself
-            _log.info("the coordinator was not told that %s is done: %s", write, error)
 
 
 def _check_not_staged(rq: RayQueue, staging: str) -> None:

@@ -91,6 +91,10 @@ class Behind:
         """Something is to be decided, or to be told."""
         return self._running or self.error is not None
 
+    @property
+    def deciding(self) -> bool:
+        return self._running
+
     def tell(self) -> None:
         """Raise, once, why some were not committed."""
         error, self.error = self.error, None
@@ -128,18 +132,22 @@ class Behind:
             wake()
         return group, newest
 
-    def fail(self, error: RayQueueError) -> bool:
-        """All that have not been taken are lost. Whether there are any; it is told if nothing else is."""
+    def fail(self, error: RayQueueError, *, first: int = 0, cause: RayQueueError | None = None) -> list[Deferred]:
+        """All that have not been taken are lost; with ``first`` that one, if it is among them, and those after it.
+
+        ``error`` is told if nothing else is, or ``cause``, also if none is lost. Who waits for one of them may begin
+        the next one as soon as it fails: let them ``fail`` when nothing more is to be done.
+        """
         with self._lock:
-            lost, self._ended = self._ended, []
-            if self._open is not None:
-                lost.append(self._open)
+            waiting = [*self._ended, *([] if self._open is None else [self._open])]
+            if first and all(each.number != first for each in waiting):
+                return []
+            lost = [each for each in waiting if each.number >= first]
+            self._ended = [each for each in self._ended if each not in lost]
+            if self._open in lost:
                 self._open = None
-            if lost:
-                self.error = self.error or error
-        for each in lost:
-            each.fail(error)
-        return bool(lost)
+            self.error = cause or self.error or (error if lost else None)
+        return lost
 
     def give_up(self, error: RayQueueError) -> None:
         """The one that is open."""

@@ -35,12 +35,12 @@ from rayqueue.client.producer.transactions.life import (
     TransactionLife,
     aborted,
 )
+from rayqueue.client.producer.transactions.marking import finished, marked
 from rayqueue.errors import (
     ClosedError,
     InvalidInputError,
     OutcomeUnknownError,
     RayQueueError,
-    TopicError,
     TransactionAbortedError,
 )
 from rayqueue.net.interfaces import Routes, ask, same_topic
@@ -50,7 +50,6 @@ from rayqueue.protocol.topics import TopicPartition
 from rayqueue.protocol.transactions import (
     Decided,
     EndTransaction,
-    FinishTransactions,
     InitTransactions,
     MarkTransaction,
     StageAcks,
@@ -60,7 +59,6 @@ from rayqueue.protocol.transactions import (
 
 _log = logging.getLogger(__name__)
 
-_FINISH_MS = 2000
 _MARKED_AT_ONCE = 8
 """Transactions whose markers are under way; the next end waits for one of them."""
 
@@ -124,8 +122,12 @@ class TransactionTasks:
         """Owners who were cancelled while they began."""
         self._closed = False
         self.behind = Behind(accumulator, self._no_transaction)
-        self._serial: int | None = None
-        """Up to which batch is to be flushed; None: all."""
+        self._numbers: set[int] = set()
+        """The transactions of the application that are decided with the pair that is open."""
+        self._group_end: Deferred | None = None
+        """With whose batches the flush ends; None: with what was sent last."""
+        self._untold: list[tuple[Deferred, RayQueueError]] = []
+        """Lost ones whose losing is not over yet."""
         accumulator.on_failure = self._failed
         accumulator.refuse(self._no_transaction)
 
@@ -140,8 +142,9 @@ class TransactionTasks:
                 return None
             self.behind.tell()
             await self._carry_out(self.life.begin())
-            self._begun = owner, self.behind.opened(waits=waits)
-            return self._begun[1]
+            deferred = self.behind.opened(waits=waits)
+            self._begun, self._numbers = (owner, deferred), {deferred.number}
+            return deferred
 
     async def abandon(self, owner: object) -> None:
         """Whoever has begun was cancelled on the way, and does not know that it is open, if it is."""
@@ -170,35 +173,53 @@ class TransactionTasks:
             while True:
                 group, newest = self.behind.take()
                 if not newest:
+                    await self._abort_doomed()
+                    self._tell_lost()
                     return
                 try:
                     if self.life.state not in (State.OPEN, State.DOOMED):
                         await self._carry_out(self.life.begin())
+                        self._numbers = set()
+                    self._numbers.update([each.number for each in group] or [newest])
                     self._accumulator.release(newest)
                     if group:
-                        self._serial = group[-1].serial
+                        self._group_end = group[-1]
                         await self._carry_out(self.life.commit())
                 except Exception as error:  # noqa: BLE001  # also if it is a bug, nobody may wait for ever
                     self._not_committed(group, error)
                 else:
                     for each in group:
                         each.decided.set_result(None)
+                finally:
+                    self._group_end = None
+                    self._tell_lost()
+
+    async def _abort_doomed(self) -> None:
+        """What was to be decided was lost before anybody began with it: nobody else ends it."""
+        if self.life.state is State.DOOMED:
+            try:
+                await self._carry_out(self.life.abort())
+            except RayQueueError as error:  # somebody else has the id, and it is aborted all the same
+                _log.warning("%s", error)
 
     def _not_committed(self, group: list[Deferred], error: Exception) -> None:
         if not isinstance(error, RayQueueError):
             _log.exception("transactions of %r have failed", self._id)
             error = OutcomeUnknownError(f"transactions of {self._id!r} have failed; see the log")
-        for each in group:
-            each.fail(error)
-        self.behind.fail(
-            TransactionAbortedError(
-                f"a transaction of {self._id!r} was aborted, because one before it was not committed: {error}",
-                transactional_id=self._id,
-            )
+        behind = TransactionAbortedError(
+            f"a transaction of {self._id!r} was aborted, because one before it was not committed: {error}",
+            transactional_id=self._id,
         )
-        self.behind.error = error
+        lost = self.behind.fail(behind, cause=error)
         self._accumulator.refuse(self._no_transaction)
         self._sender.drop(error)  # what is held back
+        # Only now: whoever is woken may begin the next one at once.
+        self._untold += [*((each, error) for each in group), *((each, behind) for each in lost)]
+
+    def _tell_lost(self) -> None:
+        untold, self._untold = self._untold, []
+        for each, error in untold:
+            each.fail(error)
 
     async def settled(self, timeout_s: float) -> None:
         """Once all that have ended are decided. Raises if one is not committed, and nobody was told."""
@@ -267,8 +288,7 @@ class TransactionTasks:
         self._loop.call_soon_threadsafe(self._lost, error, number)
 
     def _lost(self, error: RayQueueError, number: int) -> None:
-        if number in (0, self.behind.number):
-            self._failed(error)
+        self._failed(error, number or self.behind.number)
 
     async def _stage(
         self, number: int, stages: Sequence[_S], stage: Callable[[_S, Transaction], Awaitable[_A]]
@@ -293,11 +313,21 @@ class TransactionTasks:
                     raise outcome
             return done  # type: ignore[return-value]  # no exception among them
 
-    async def close(self) -> None:
-        """Abort what is open, and let the coordinator forget what has ended."""
+    async def close(self, timeout_s: float | None = None) -> bool:
+        """Abort what is open, and let the coordinator forget what has ended. Whether that was done in time; if not, it
+        goes on."""
         self.behind.close()
+        self._closed = True
+        closing = self._loop.create_task(self._close())
+        done, _ = await asyncio.wait({closing}, timeout=timeout_s)
+        if done:
+            await closing
+        else:
+            closing.add_done_callback(_log_failure)
+        return bool(done)
+
+    async def _close(self) -> None:
         async with self._turn:
-            self._closed = True
             self.behind.give_up(aborted(self._id))
             if self.life.state in (State.OPEN, State.DOOMED):
                 _log.warning("a producer was closed with a transaction of %r open: it is aborted", self._id)
@@ -330,13 +360,34 @@ class TransactionTasks:
 
     # -- failures -------------------------------------------------------------------------------
 
-    def _failed(self, error: RayQueueError) -> None:
-        """A batch was given up: what is behind it cannot be written either, and need not be tried for long."""
+    def _failed(self, error: RayQueueError, number: int) -> None:
+        """Something of this transaction was given up: what is behind it cannot be written either, and need not be tried
+        for long."""
+        if number > self._accumulator.released:
+            self._failed_behind(error, number)
+            return
+        if number not in self._numbers:  # it is over, or lost already
+            return
         before = self.life.state
         self.life.failed(error)
-        if self.behind.fail(self.life.aborted(error)) or before in (State.OPEN, State.FLUSHING):
+        why = self.life.aborted(error)
+        lost = self.behind.fail(why)
+        if lost or before in (State.OPEN, State.FLUSHING):
             self._accumulator.refuse(self._no_transaction)
             self._loop.call_soon(self._drop_rest, self.behind.number, error)
+        self._untold += [(each, why) for each in lost]
+        if not self.behind.deciding:
+            self._tell_lost()
+
+    def _failed_behind(self, error: RayQueueError, number: int) -> None:
+        """It is held back still: what is before it is as sound as it was."""
+        why = self.life.aborted(error)
+        lost = self.behind.fail(why, first=number)
+        if lost:
+            self._accumulator.refuse(self._no_transaction)
+            self._accumulator.withdraw(number, error)
+            for each in lost:
+                each.fail(why)
 
     def _drop_rest(self, number: int, error: RayQueueError) -> None:
         lost = self.behind.error is not None or self.life.state in (State.DOOMED, State.FLUSHING)
@@ -368,6 +419,7 @@ class TransactionTasks:
         elif isinstance(action, Flush):
             return await self._flush()
         elif isinstance(action, Drop):
+            self._untold += [(each, action.error) for each in self.behind.fail(action.error)]
             self._accumulator.refuse(self._no_transaction)
             self._sender.drop(action.error)
             self._accumulator.failures()
@@ -377,7 +429,7 @@ class TransactionTasks:
         elif isinstance(action, Mark):
             self._marking.append(self._loop.create_task(self._mark(action, self._places)))
         elif isinstance(action, Finish):
-            await self._finish(action)
+            await finished(self._routes, self._id, action.transactions)
         return []
 
     async def _init(self, action: Init) -> list[Action]:
@@ -396,14 +448,15 @@ class TransactionTasks:
             return self.life.not_initialised(error)
 
     async def _flush(self) -> list[Action]:
-        newest, self._serial = self._serial, None
-        if newest is None:
+        if self._group_end is None:
             self._accumulator.refuse(self._no_transaction)
             newest = self._accumulator.cut_all()
+        else:
+            newest = self._group_end.serial
         resolved = asyncio.Event()
         self._accumulator.when_resolved(newest, resolved.set)  # in this thread: it is where outcomes become known
         await resolved.wait()  # each has its deadline
-        failed, more = self._accumulator.failures()
+        failed, more = self._accumulator.failures(self._numbers)
         if failed or more:
             errors = [outcome.failure(0, count) for outcome, count in failed]
             self.life.failed(next((each for each in errors if each is not None), aborted(self._id)))
@@ -436,25 +489,11 @@ class TransactionTasks:
             call = MarkTransaction(
                 producer_id=transaction.producer_id, epoch=transaction.epoch, commit=commit, seal=seal
             )
-            place = places[participant]
-            try:
-                await ask(self._routes, place.partition, call, topic_id=place.topic_id)
-            except TopicError:
-                return True  # it is gone, and so is what was written there
-            except RayQueueError as error:
-                _log.warning("%s has no marker of %s yet, and will ask for it: %s", place.partition, self._id, error)
-                return False
-            return True
+            place, topic_id = places[participant]
+            return await marked(self._routes, place, topic_id, call, whose=self._id)
 
         if all(await asyncio.gather(*(mark(*each) for each in seals))) and commit:
             self.life.marked(transaction)
-
-    async def _finish(self, action: Finish) -> None:
-        call = FinishTransactions(transactional_id=self._id, finished=action.transactions)
-        try:
-            await self._routes.coordinator.call(call, timeout_ms=_FINISH_MS)
-        except RayQueueError as error:  # it finds out by itself
-            _log.info("the coordinator was not told that %d transactions are done: %s", len(call.finished), error)
 
     # -- participants ------------------------------------------------------------------------------
 
@@ -469,3 +508,8 @@ class TransactionTasks:
         found = self._sender.touched()
         self._places.update({group_id: Place(*where) for group_id, where in found.items()})
         return list(found)
+
+
+def _log_failure(closing: asyncio.Task[None]) -> None:
+    if not closing.cancelled() and closing.exception() is not None:
+        _log.warning("a producer that was closed too soon has not ended its transactions: %s", closing.exception())

@@ -18,8 +18,11 @@ from typing import Any
 import pytest
 
 from rayqueue.client.io import IoThread
+from rayqueue.client.producer.delivery import failed_outcome
 from rayqueue.client.producer.encoding import EncodingProducer
 from rayqueue.client.producer.producer import Producer
+from rayqueue.client.producer.transactions.life import State
+from rayqueue.client.producer.transactions.tasks import TransactionTasks
 from rayqueue.config import Settings
 from rayqueue.errors import (
     ClosedError,
@@ -29,6 +32,7 @@ from rayqueue.errors import (
     NotLeaderError,
     OutcomeUnknownError,
     ProducerFencedError,
+    QueueFullError,
     RayQueueError,
     TransactionAbortedError,
     UnknownTopicError,
@@ -141,7 +145,7 @@ def make() -> Iterator[Make]:
 
     yield producer
     for each in made:
-        with contextlib.suppress(DeliveryFailedError):
+        with contextlib.suppress(DeliveryFailedError, OutcomeUnknownError):
             each.close(timeout_ms=0)
 
 
@@ -799,6 +803,150 @@ def test_whatever_happens_what_is_told_is_what_readers_see(make: Make, seed: int
             except TransactionAbortedError:
                 told[value] = False
     assert committed(cluster) == [b"%d" % number for number in range(120) if told[b"%d" % number]]
+
+
+# -- failures, and who is told of them ---------------------------------------------------------
+
+
+def tasks_of(producer: Producer[Any, Any]) -> TransactionTasks:
+    assert producer._transactions is not None
+    return producer._transactions
+
+
+def unreachable(cluster: Cluster) -> asyncio.Event:
+    """The partition has no leader until this is set."""
+    partition, gate = cluster.partitions[0], cluster.io.call(_event())
+    leader = partition.leader
+
+    async def late() -> Any:
+        await gate.wait()
+        return await leader()
+
+    partition.leader = late  # type: ignore[method-assign]
+    return gate
+
+
+def test_what_is_refused_before_anybody_begins_to_decide_holds_up_nobody(make: Make) -> None:
+    """Its end is asked for, and a batch of it is refused before the I/O thread gets to it."""
+    cluster = Cluster(script=[scripted.INVALID])
+    producer = make(cluster, linger_ms=60_000)  # its batches go with its end
+    tasks = tasks_of(producer)
+    tx = producer.transaction(wait=False)
+    tx.begin()
+    tx.send("orders", b"refused")
+    cluster.io.call(tasks._turn.acquire())
+    tx.commit()
+    wait_for(lambda: tasks.life.state is State.DOOMED, "the refusal")
+    cluster.io.loop.call_soon_threadsafe(tasks._turn.release)
+    with pytest.raises(TransactionAbortedError, match="bad batch"):
+        tx.wait_committed()
+    with producer.transaction() as after:
+        after.send("orders", b"after")
+    assert committed(cluster) == [b"after"]
+
+
+def test_what_fails_while_it_is_held_back_takes_nothing_before_it_with_it(make: Make) -> None:
+    cluster = Cluster()
+    producer = make(cluster)
+    tasks, gate = tasks_of(producer), unreachable(cluster)
+    made = []
+    for number in range(4):
+        with producer.transaction(wait=False) as tx:
+            tx.send("orders", b"%d" % number)
+        made.append(tx)
+        wait_for(lambda: tasks.life.state is State.FLUSHING, "the first one's flush")
+    tasks.lost(QueueFullError("no space"), made[2]._number)
+    for tx in made[2:]:
+        with pytest.raises(TransactionAbortedError, match="no space"):
+            tx.wait_committed()
+    with producer.transaction(wait=False) as tx:  # that was told
+        tx.send("orders", b"again")
+    cluster.io.loop.call_soon_threadsafe(gate.set)
+    producer.flush(timeout_ms=5000)
+    for each in (*made[:2], tx):
+        each.wait_committed()
+    assert committed(cluster) == [b"0", b"1", b"again"]
+
+
+def test_what_was_never_accepted_of_a_later_one_is_none_of_an_earlier_one(make: Make) -> None:
+    cluster = Cluster()
+    producer = make(cluster)
+    tasks, gate = tasks_of(producer), unreachable(cluster)
+    with producer.transaction(wait=False) as first:
+        first.send("orders", b"first")
+    wait_for(lambda: tasks.life.state is State.FLUSHING, "its flush")
+    with producer.transaction(wait=False) as second:
+        second.send("orders", b"second")
+        full = QueueFullError("no space")
+        producer._accumulator.note_failure(failed_outcome("orders", 0, full), 1)
+    cluster.io.loop.call_soon_threadsafe(gate.set)
+    first.wait_committed()
+    with pytest.raises(TransactionAbortedError, match="no space"):
+        second.wait_committed()
+    with producer.transaction() as tx:
+        tx.send("orders", b"last")
+    assert committed(cluster) == [b"first", b"last"]
+
+
+@pytest.mark.parametrize("refused", [False, True])
+def test_whoever_is_told_of_a_failure_may_begin_the_next_one_at_once(make: Make, refused: bool) -> None:
+    """In the moment in which it is told: nothing of the failure is left then."""
+    cluster = Cluster(script=[scripted.INVALID] if refused else ())
+    producer = make(cluster)
+    tasks, gate = tasks_of(producer), unreachable(cluster)
+    with producer.transaction(wait=False) as first:
+        first.send("orders", b"first")
+    wait_for(lambda: tasks.life.state is State.FLUSHING, "its flush")
+    open_one = producer.transaction(wait=False)
+    open_one.begin()
+    open_one.send("orders", b"open")
+    assert first._deferred is not None
+    seen: list[Any] = []
+
+    def told(_: Any) -> None:
+        seen.append(refusal(lambda: open_one.send("orders", b"late")))
+        tasks.behind.error = None  # as ``wait_committed`` does
+        seen.append(tasks.behind.begin())
+
+    first._deferred.decided.add_done_callback(told)
+    if not refused:
+        cluster.coordinator.script = [TransactionAbortedError("it took too long")]
+    cluster.io.loop.call_soon_threadsafe(gate.set)
+    with pytest.raises(TransactionAbortedError):
+        first.wait_committed()
+    wait_for(lambda: len(seen) == 2, "who is told")
+    assert isinstance(seen[0], TransactionAbortedError), "what is behind it is lost by then"
+    cluster.coordinator.epoch = max(cluster.coordinator.epoch, 1)
+    begun = seen[1]
+    assert begun is not None
+    wait_for(lambda: refusal(lambda: producer.send("orders", b"next")) is None, "and the next one takes records")
+    assert tasks.behind.end(begun, lambda: cluster.io.run(tasks.commit_behind()))
+    begun.decided.result(5)
+    assert set(committed(cluster)) == {b"next"}
+
+
+@pytest.mark.parametrize("ended", [False, True])
+def test_close_keeps_its_time_though_the_coordinator_does_not_answer(make: Make, ended: bool) -> None:
+    cluster = Cluster()
+    producer = make(cluster)
+    gate, asked_for = held_up(cluster)
+    tx = producer.transaction(wait=False)
+    tx.begin()
+    tx.send("orders", b"a").result(timeout_ms=5000)
+    if ended:
+        tx.commit()
+        assert asked_for.wait(5)
+    told: list[RayQueueError | None] = []
+    closing = threading.Thread(target=lambda: told.append(refusal(lambda: producer.close(timeout_ms=200))))
+    closing.start()
+    closing.join(5)
+    assert not closing.is_alive()
+    assert isinstance(told[0], OutcomeUnknownError if ended else type(None)), "whether it is committed is not known"
+    assert asked_for.wait(5), "it goes on"
+    cluster.io.loop.call_soon_threadsafe(gate.set)
+    wait_for(lambda: cluster.coordinator.decisions == {Transaction(7, 0): ended}, "the decision")
+    with pytest.raises(ClosedError):
+        producer.transaction().begin()
 
 
 async def _event() -> asyncio.Event:
