@@ -227,14 +227,14 @@ class ProcessLoop:
         for record in records:
             attempt = 0
             while True:
-                state, mark = self._state_of(record)
+                state = self._state_of(record)
                 try:
                     made = self._function(record) if state is None else self._function(record, state)
                     found.append(results_of(made, record, self._settings.sink))
                     break
                 except Exception as error:  # noqa: BLE001  # the application's
                     attempt += 1
-                    given_up = self._failed(record, state, mark, error, attempt)
+                    given_up = self._failed(record, state, error, attempt)
                     if given_up is not None:
                         found.append([given_up])
                         break
@@ -247,13 +247,13 @@ class ProcessLoop:
         async def one(record: Record) -> list[Result]:
             attempt = 0
             while True:
-                state, mark = self._state_of(record)
+                state = self._state_of(record)
                 try:
                     work: Awaitable[Any] = self._function(record) if state is None else self._function(record, state)
                     return results_of(await work, record, self._settings.sink)
                 except Exception as error:  # noqa: BLE001  # the application's
                     attempt += 1
-                    given_up = self._failed(record, state, mark, error, attempt)
+                    given_up = self._failed(record, state, error, attempt)
                     if given_up is not None:
                         return [given_up]
                     await asyncio.sleep(self._pause_s(attempt))
@@ -262,12 +262,10 @@ class ProcessLoop:
             return [await one(record) for record in records]
         return list(await asyncio.gather(*map(one, records)))
 
-    def _failed(
-        self, record: Record, state: State | None, mark: dict[bytes, bytes | None], error: Exception, attempt: int
-    ) -> Result | None:
+    def _failed(self, record: Record, state: State | None, error: Exception, attempt: int) -> Result | None:
         """The dead letter of a record that was tried often enough; None if it is to be tried again."""
         if state is not None:
-            state.back_to(mark)
+            state.back()
         if self._stopping.is_set():
             raise _Stopped
         if attempt <= self._settings.retries:
@@ -289,11 +287,13 @@ class ProcessLoop:
 
     # -- states: a listener of the consumer --------------------------------------------------------
 
-    def _state_of(self, record: Record) -> tuple[State | None, dict[bytes, bytes | None]]:
+    def _state_of(self, record: Record) -> State | None:
+        """Marked: what a call changes can be taken back."""
         if self._settings.state is None:
-            return None, {}
+            return None
         state = self._states[TopicPartition(record.topic, record.partition)]
-        return state, state.mark()
+        state.mark()
+        return state
 
     def _restore(self, records: Sequence[Record], topic: str) -> None:
         """What is not known here. The partitions are claimed by now: nobody else can commit a change."""

@@ -33,6 +33,7 @@ SPARE_RECORDS = 1000
 """A log that is longer than the state by no more than this is left alone, and not trimmed by less than a part of it."""
 _RECORDS_PER_KEY = 4
 _ATTEMPTS = 5
+_UNCHANGED = object()
 
 
 class State(MutableMapping[bytes, bytes]):
@@ -48,6 +49,8 @@ class State(MutableMapping[bytes, bytes]):
         self._at: dict[bytes, int] = {}
         """Where each was written, or before that."""
         self._changes: dict[bytes, bytes | None] = {}
+        self._undo: list[tuple[bytes, Any]] = []
+        """Since the mark: keys, and what the change before it was, the newest last."""
         self._sent: tuple[dict[bytes, bytes | None], Sequence[Any]] | None = None
 
     def __getitem__(self, key: bytes) -> bytes:
@@ -59,11 +62,15 @@ class State(MutableMapping[bytes, bytes]):
     def __setitem__(self, key: bytes, value: bytes) -> None:
         if any(not isinstance(given, bytes) for given in (key, value)):
             raise InvalidInputError(f"a state's keys and values are bytes, not {key!r} and {value!r}")
-        self._changes[key] = value
+        self._change(key, value)
 
     def __delitem__(self, key: bytes) -> None:
         self[key]  # or KeyError
-        self._changes[key] = None
+        self._change(key, None)
+
+    def _change(self, key: bytes, value: bytes | None) -> None:
+        self._undo.append((key, self._changes.get(key, _UNCHANGED)))
+        self._changes[key] = value
 
     def __iter__(self) -> Iterator[bytes]:
         for key in self._kept:
@@ -78,12 +85,18 @@ class State(MutableMapping[bytes, bytes]):
 
     # -- for the loop --------------------------------------------------------------------------
 
-    def mark(self) -> dict[bytes, bytes | None]:
-        """What is changed so far, to come back to if a function fails half way."""
-        return dict(self._changes)
+    def mark(self) -> None:
+        """Where to come back to if a function fails half way: one place at a time, for one call of it."""
+        self._undo.clear()
 
-    def back_to(self, mark: dict[bytes, bytes | None]) -> None:
-        self._changes = mark
+    def back(self) -> None:
+        """To the mark."""
+        while self._undo:
+            key, before = self._undo.pop()
+            if before is _UNCHANGED:
+                del self._changes[key]
+            else:
+                self._changes[key] = before
 
     def send(self, tx: Any) -> None:
         """What is changed, and some of what was written long ago, if there is much before it that nobody needs."""
@@ -109,7 +122,7 @@ class State(MutableMapping[bytes, bytes]):
             self.put(key, value, self._end if first is None else first)
         if last is not None:
             self._end = last + 1
-        self._changes, self._sent = {}, None
+        self._forget_changes()
 
     def put(self, key: bytes, value: bytes | None, offset: int) -> None:
         """A record of the log, the newest of its key."""
@@ -136,7 +149,10 @@ class State(MutableMapping[bytes, bytes]):
             _log.info("%s is not trimmed now: %s", self._place, error)
 
     def aborted(self) -> None:
-        self._changes, self._sent = {}, None
+        self._forget_changes()
+
+    def _forget_changes(self) -> None:
+        self._changes, self._undo, self._sent = {}, [], None
 
 
 async def restored(rq: Any, topic: str, number: int) -> State:
