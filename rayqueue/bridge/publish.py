@@ -67,19 +67,22 @@ async def _ended(
         others=tuple([each.group_id for each in others]),
     )
     ended: WriteEnded = await rq.routes.coordinator.call(call)
-    counted = iter(touched)
+    counted = {(part.producer_id, part.epoch): at for part, at in zip(named, touched, strict=True)}
     marks = [
         (each, MarkTransaction(producer_id=part.producer_id, epoch=part.epoch, commit=part.committed, seal=seal))
         for part in ended.parts
-        for each, seal in zip(next(counted) if part.committed else others, part.seals, strict=True)
+        for each, seal in zip(
+            counted[part.producer_id, part.epoch] if part.committed else others, part.seals, strict=True
+        )
     ]
 
     async def mark(marker: tuple[Touched, MarkTransaction]) -> bool:
         where, shown = marker
         return await marked(rq.routes, where.place, where.topic_id, shown, whose="a write")
 
-    if all(await gathered(mark, marks)) and ended.written:
-        await finished(rq.routes, write.name, [Transaction(part.producer_id, part.epoch) for part in named])
+    if all(await gathered(mark, marks)):
+        done = [Transaction(part.producer_id, part.epoch) for part in ended.parts if part.committed]
+        await finished(rq.routes, write.name, done)
     return ended.written
 
 

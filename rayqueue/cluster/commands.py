@@ -320,6 +320,8 @@ class InitTransactions(Command, frozen=True):
     owner: str
     resume: bool
     now_ms: int
+    max_ids: int = 0
+    """With so many a new id takes the place of one that could be lent. 0 in logs of before: no such limit."""
 
 
 class EndTransaction(Command, frozen=True):

@@ -12,11 +12,13 @@ from typing import Any
 from rayqueue.cluster import commands
 from rayqueue.cluster.machine import ClusterMachine
 from rayqueue.cluster.sessions import Reply
+from rayqueue.cluster.transactions import CommitRow, is_lent_name
 from rayqueue.config import ClusterSettings
 from rayqueue.errors import InvalidInputError, RayQueueError, TooManyTransactionsError, TransactionTooLargeError
 from rayqueue.protocol.seals import Seals
 from rayqueue.protocol.transactions import (
     MAX_AT_ONCE,
+    MAX_WRITE_TASKS,
     AbortTransaction,
     CoordinatorTransactionCall,
     Decided,
@@ -36,12 +38,17 @@ from rayqueue.protocol.transactions import (
 
 MAX_WRITE_PARTICIPANTS = 50_000
 """Of all parts of a write, together."""
+MAX_SEALS = 10_000
+"""What the end of a write is answered with: it holds up everybody else for as long as they take. Partitions that get no
+seal ask by themselves (``cluster.resolve_after_ms``)."""
 _NEVER_MS = 2**62
 _TOO_LONG = "it was open for longer than its timeout"
 REMEMBERED_S = 10.0
 """How long what a partition has told is good for."""
 
 Key = tuple[int, int]
+Part = tuple[int, int, tuple[str, ...]]
+"""Producer id, epoch, participants."""
 Write = Callable[[commands.AnyCommand, Callable[[Any], None]], None]
 Read = Callable[[Callable[[], Any], Reply], None]
 
@@ -106,16 +113,31 @@ class Fates:
     # -- producers ----------------------------------------------------------------------------
 
     def _init(self, call: InitTransactions, reply: Reply) -> None:
-        self._check_room(call.timeout_ms, known=call.transactional_id in self._machine.transactions.ids)
+        known = self._machine.transactions.ids.get(call.transactional_id)
+        if is_lent_name(call.transactional_id) and (known is None or not known.attempt):
+            raise InvalidInputError(
+                f"{call.transactional_id!r} is no transactional id for a producer: those of the form task.<number> are "
+                "given to the tasks of Spark and Ray Data",
+                key="transactional_id",
+            )
+        self._check_room(call.timeout_ms, known=known is not None)
         self._write(
             commands.InitTransactions(
-                call.transactional_id, call.attempt, call.timeout_ms, call.owner, call.resume, self._wall_ms()
+                call.transactional_id,
+                call.attempt,
+                call.timeout_ms,
+                call.owner,
+                call.resume,
+                self._wall_ms(),
+                self._settings.max_transactional_ids,
             ),
             reply,
         )
 
     def _check_room(self, timeout_ms: int, *, known: bool) -> None:
-        settings, count = self._settings, len(self._machine.transactions.ids)
+        """Ids that could be lent and are not make room for others."""
+        settings, transactions = self._settings, self._machine.transactions
+        count = len(transactions.ids) - len(transactions.free)
         if timeout_ms > settings.max_transaction_timeout_ms:
             raise InvalidInputError(
                 f"a transaction may last {settings.max_transaction_timeout_ms} ms at most, not {timeout_ms} "
@@ -174,6 +196,14 @@ class Fates:
     # -- tasks that write together --------------------------------------------------------------
 
     def _join(self, call: JoinWrite, reply: Reply) -> None:
+        tasks = self._machine.transactions.tasks_of(call.write)
+        if tasks >= MAX_WRITE_TASKS:
+            raise TransactionTooLargeError(
+                f"{tasks} tasks of {call.write!r} have a transaction each, with attempts that have failed; a partition "
+                "takes no more: let fewer, larger tasks write (coalesce or repartition the rows before), or write them "
+                "in several batches",
+                limit=MAX_WRITE_TASKS,
+            )
         self._check_room(call.timeout_ms, known=bool(self._machine.transactions.free))
         self._write(
             commands.JoinWrite(call.write, call.writer, call.batch_id, call.timeout_ms, call.owner, self._wall_ms()),
@@ -195,10 +225,18 @@ class Fates:
         def decided(answer: Any) -> None:
             if not isinstance(answer, RayQueueError):
                 written, dropped = answer
-                sealed = [self._sealed(part, commit=True) for part in parts if written]
-                sealed += [self._sealed((*key, call.others), commit=False) for key in dropped[:MAX_AT_ONCE]]
-                answer = WriteEnded(written, tuple(sealed))
+                answer = WriteEnded(written, self._sealed_parts(call, parts if written else told_again(), dropped))
             reply(answer)
+
+        def told_again() -> list[Part]:
+            """The first answer was lost: what was committed then, and what partitions may not know of."""
+            commits = self._machine.transactions.commits
+            known = [(part, commits.get(part[:2])) for part in parts]
+            return [
+                part
+                for part, row in known
+                if row is not None and row.transactional_id == call.write and set(part[2]) <= set(row.waiting)
+            ]
 
         settings = self._settings
         self._write(
@@ -217,7 +255,21 @@ class Fates:
             decided,
         )
 
-    def _sealed(self, part: tuple[int, int, tuple[str, ...]], *, commit: bool) -> SealedPart:
+    def _sealed_parts(
+        self, call: EndWrite, committed: Sequence[Part], dropped: Sequence[Key]
+    ) -> tuple[SealedPart, ...]:
+        told = [(part, True) for part in committed]
+        told += [((*key, call.others), False) for key in dropped[:MAX_AT_ONCE] if call.others]
+        sealed: list[SealedPart] = []
+        left = MAX_SEALS
+        for part, commit in told:
+            left -= len(part[2])
+            if left < 0:
+                break
+            sealed.append(self._sealed(part, commit=commit))
+        return tuple(sealed)
+
+    def _sealed(self, part: Part, *, commit: bool) -> SealedPart:
         producer_id, epoch, at = part
         seals = tuple([self._seals.marker(each, producer_id, epoch, commit=commit) for each in at])
         return SealedPart(producer_id, epoch, commit, seals)
@@ -278,6 +330,9 @@ class Fates:
     def _list(self, now_s: float) -> tuple[TransactionInfo, ...]:
         self._forget_told(now_s)
         known = self._machine.transactions
+        commits: dict[str, list[CommitRow]] = {}
+        for commit in known.commits.values():
+            commits.setdefault(commit.transactional_id, []).append(commit)
         found: list[TransactionInfo] = []
         for name in sorted(known.ids.keys() - known.free):
             row = known.ids[name]
@@ -286,12 +341,14 @@ class Fates:
             if told:
                 state = "open"
                 age_ms = max(age + int((now_s - at_s) * 1000) for age, at_s in told.values())
-            commit = next((each for each in known.commits.values() if each.transactional_id == name), None)
-            if commit is not None and not told:
-                state, partitions = "committing", commit.waiting
+            elif name in commits:
+                state, partitions = "committing", _waiting(commits[name])
             found.append(
                 TransactionInfo(name, *row.key, row.owner, row.timeout_ms, state, age_ms, partitions),
             )
+        for name in sorted(commits.keys() - known.ids.keys()):  # writes, whose ids are others' by now
+            first = commits[name][0]
+            found.append(TransactionInfo(name, *first.key, "", 0, "committing", 0, _waiting(commits[name])))
         return tuple(found)
 
     def _abort(self, call: AbortTransaction, reply: Reply) -> None:
@@ -305,3 +362,8 @@ class Fates:
             reply(answer if isinstance(answer, RayQueueError) else answer[0])
 
         self._write(commands.AbortTransactions((key,), "an operator ended it", self._wall_ms()), aborted)
+
+
+def _waiting(commits: Sequence[CommitRow]) -> tuple[str, ...]:
+    """Participants that may have no marker of one of these."""
+    return tuple(dict.fromkeys([group_id for row in commits for group_id in row.waiting]))

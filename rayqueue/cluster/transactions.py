@@ -14,11 +14,13 @@ The end of a transaction, whoever decides it, gives its producer the next epoch;
 the highest, another producer id. So no pair is ever given twice.
 
 Tasks that write together have ids that belong to nobody: one is lent to a task
-until its write ends, and then to another.
+until its write ends, and then to another. Their names (``is_lent_name``) are no
+producer's.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Literal
 
@@ -46,6 +48,7 @@ from rayqueue.records.checksum import crc32c
 _ID = b"i"
 _COMMITTED = b"w"
 EXPIRED_AT_ONCE = 200
+_LENT_NAME = re.compile(r"task\.[0-9]+")
 
 Fate = Literal["open", "committed", "aborted"]
 Key = tuple[int, int]
@@ -119,6 +122,11 @@ class Transactions:
         self.ids: dict[str, IdRow] = {row.transactional_id: row for row in ids}
         self._by_producer: dict[int, str] = {row.producer_id: row.transactional_id for row in ids}
         self.free: set[str] = {row.transactional_id for row in ids if row.is_free}
+        self._lent: dict[str, set[str]] = {}
+        """To each write: the ids that its tasks have."""
+        for row in ids:
+            if row.write:
+                self._lent.setdefault(row.write, set()).add(row.transactional_id)
         commits = [_decode_commit(row) for _, row in scan(META, _COMMITTED, bytes((_COMMITTED[0] + 1,)))]
         self.commits: dict[Key, CommitRow] = {row.key: row for row in commits}
 
@@ -138,6 +146,10 @@ class Transactions:
         row = self._of_producer(key[0])
         return row if row is not None and row.key == key else None
 
+    def tasks_of(self, write: str) -> int:
+        """How many tasks of this write have a transaction."""
+        return len(self._lent.get(write, ()))
+
     def _of_producer(self, producer_id: int) -> IdRow | None:
         name = self._by_producer.get(producer_id)
         return None if name is None else self.ids[name]
@@ -150,6 +162,8 @@ class Transactions:
             return Transaction(*row.key)
         if command.resume:
             return _unknown(command.transactional_id) if row is None else _taken(row)
+        if row is None and self.free and 0 < command.max_ids <= len(self.ids):
+            self._forget(min(self.free))
         key = (self._new_producer_id(), 0) if row is None else self._after(row.key)
         made = IdRow(
             command.transactional_id,
@@ -212,9 +226,13 @@ class Transactions:
     # -- tasks that write together -------------------------------------------------------------
 
     def join(self, command: JoinWrite, now_ms: int) -> Transaction:
-        name = min(self.free, default=None)
-        key = (self._new_producer_id(), 0) if name is None else self.ids[name].key
-        name = name or f"task.{key[0]}"
+        if self.free:
+            name = min(self.free)
+            key = self.ids[name].key
+        else:
+            key = self._new_producer_id(), 0
+            while (name := f"task.{key[0]}") in self.ids:  # a producer's, from before such names were refused
+                key = self._new_producer_id(), 0
         self._put(IdRow(name, *key, command.timeout_ms, command.owner, "", now_ms, write=command.write))
         return Transaction(*key)
 
@@ -233,7 +251,7 @@ class Transactions:
 
     def drop_parts(self, write: str, now_ms: int) -> tuple[Key, ...]:
         """Abort what tasks of this write have open."""
-        dropped = sorted([row for row in self.ids.values() if row.write == write], key=lambda row: row.key)
+        dropped = sorted([self.ids[name] for name in self._lent.get(write, ())], key=lambda row: row.key)
         for row in dropped:
             self._go_on(msgspec.structs.replace(row, used_ms=now_ms))
         return tuple([row.key for row in dropped])
@@ -262,11 +280,15 @@ class Transactions:
             if len(gone) < EXPIRED_AT_ONCE and name not in busy and is_old(row.used_ms):
                 gone.append(name)
         for name in gone:
-            row = self.ids.pop(name)
-            self.free.discard(name)
-            self._by_producer.pop(row.producer_id, None)
-            self._store.delete(META, _ID + name.encode())
+            self._forget(name)
         return tuple(gone)
+
+    def _forget(self, name: str) -> None:
+        row = self.ids.pop(name)
+        self.free.discard(name)
+        self._give_back(row)
+        self._by_producer.pop(row.producer_id, None)
+        self._store.delete(META, _ID + name.encode())
 
     # -- rows -----------------------------------------------------------------------------------
 
@@ -283,14 +305,30 @@ class Transactions:
         before = self.ids.get(row.transactional_id)
         if before is not None and before.producer_id != row.producer_id:
             self._by_producer.pop(before.producer_id, None)
+        if before is not None:
+            self._give_back(before)
+        if row.write:
+            self._lent.setdefault(row.write, set()).add(row.transactional_id)
         self.ids[row.transactional_id] = row
         (self.free.add if row.is_free else self.free.discard)(row.transactional_id)
         self._by_producer[row.producer_id] = row.transactional_id
         self._store.put(META, _ID + row.transactional_id.encode(), _encode(row))
 
+    def _give_back(self, row: IdRow) -> None:
+        others = self._lent.get(row.write)
+        if others is not None:
+            others.discard(row.transactional_id)
+            if not others:
+                del self._lent[row.write]
+
     def _put_commit(self, row: CommitRow) -> None:
         self.commits[row.key] = row
         self._store.put(META, _commit_key(row.key), _encode(row))
+
+
+def is_lent_name(transactional_id: str) -> bool:
+    """Whether this is the name of an id that is lent to tasks, or may be one day."""
+    return _LENT_NAME.fullmatch(transactional_id) is not None
 
 
 def unfinished(commits: Mapping[Key, CommitRow], now_ms: int, after_ms: int) -> Iterable[CommitRow]:

@@ -40,7 +40,10 @@ MAX_TRANSACTION_TIMEOUT_MS = 24 * 3_600_000
 MAX_PARTICIPANTS = 10_000
 MAX_AT_ONCE = 1_000
 MAX_WRITE_PARTS = 10_000
-"""Tasks of one write that have a transaction each."""
+"""Of a message. Tasks are fewer."""
+MAX_WRITE_TASKS = 900
+"""Tasks of one write that have a transaction each, with attempts that have failed: all may write into one partition,
+which has 1,000 open at most, of others too."""
 
 TransactionalId = Annotated[str, Meta(min_length=1, max_length=255)]
 ProducerId = Annotated[int, Meta(ge=1, le=2**63 - 1)]
@@ -86,8 +89,8 @@ class WriteEnded(msgspec.Struct, frozen=True, array_like=True):
     written: bool
     """Whether it is this call that has let it be seen."""
     parts: tuple[SealedPart, ...] = ()
-    """Those that were named, if they are committed, in their order; then those that are aborted, whose participants are
-    ``others``."""
+    """Those that were named, if they are committed; then those that are aborted, whose participants are ``others``. Not
+    all if they are many, or known already: partitions ask for what they are not told."""
 
 
 class OpenTransaction(msgspec.Struct, frozen=True, array_like=True):
@@ -180,6 +183,7 @@ class JoinWrite(Call, frozen=True, kw_only=True):
 
     A repetition gives another one. What nobody names in ``EndWrite`` is aborted. ``TransactionAbortedError`` if the
     batch was written, or abandoned, before: nothing that this task could write would count.
+    ``TransactionTooLargeError`` if ``MAX_WRITE_TASKS`` have one.
     """
 
     answer_type: ClassVar[Any] = Transaction

@@ -14,14 +14,17 @@ from rayqueue.errors import (
     InvalidInputError,
     NotLeaderError,
     ProducerFencedError,
+    RayQueueError,
     TooManyTransactionsError,
     TransactionAbortedError,
     TransactionError,
     TransactionTooLargeError,
     UnknownTransactionError,
 )
+from rayqueue.partition.settings import PartitionSettings
 from rayqueue.protocol.transactions import (
     MAX_EPOCH,
+    MAX_WRITE_TASKS,
     AbortTransaction,
     Decided,
     EndTransaction,
@@ -388,6 +391,8 @@ def test_the_end_of_a_write_comes_with_what_proves_it() -> None:
     for part, groups in zip(ended.parts, (("p", "q"), ("p", "r")), strict=True):
         for group, seal in zip(groups, part.seals, strict=True):
             SEALS.check_marker(seal, group, *key(part), commit=part.committed)
+    assert asked(service, call) == WriteEnded(False, ended.parts[:1])
+    asked(service, FinishTransactions(transactional_id="w/1", finished=(tasks[0],)))
     assert asked(service, call) == WriteEnded(False, ())
     assert asked(service, ListTransactions()) == ()  # those that nobody has are nobody's concern
     for wrong in ((counted, counted), (WritePart(*key(tasks[0]), ("p", "p")),)):
@@ -413,3 +418,96 @@ def test_who_does_not_lead_tells_no_fate() -> None:
     first = asked(service, init_call())
     service.coordinator.unlead()
     assert isinstance(resolve(service, first, 5), NotLeaderError)
+
+
+# -- ids that are lent -------------------------------------------------------------------------
+
+
+def test_the_names_of_lent_ids_are_no_producers() -> None:
+    service = Service()
+    task = asked(service, JoinWrite(write="w/1", writer="w", batch_id=1, timeout_ms=1_000))
+    for name in (f"task.{task.producer_id}", "task.99"):
+        assert isinstance(asked(service, init_call(name=name)), InvalidInputError)
+    asked(service, EndWrite(write="w/1", writer="w", batch_id=1))  # it is lent to nobody now
+    assert isinstance(asked(service, init_call(name=f"task.{task.producer_id}")), InvalidInputError)
+    for name in ("task.", "task.daily", "task.1.2", "a.task.1"):
+        assert isinstance(asked(service, init_call(name=name)), Transaction)
+
+
+def test_a_producer_that_has_such_a_name_from_before_keeps_it(log: ClusterLog) -> None:
+    before = init(log, name="task.2")
+    tasks = [join(log) for _ in range(3)]
+    assert log.machine.transactions.ids["task.2"].attempt == "a"
+    assert fate(log, before) == "open"
+    assert {each.producer_id for each in tasks} == {3, 4, 5}
+    service = Service(log)
+    assert asked(service, init_call("b", name="task.2")).epoch == 1
+
+
+def test_ids_that_could_be_lent_leave_room_for_producers() -> None:
+    service = Service(max_transactional_ids=3)
+    write: dict[str, Any] = {"write": "w/1", "writer": "w", "batch_id": 1}
+    tasks = [asked(service, JoinWrite(timeout_ms=1_000, **write)) for _ in range(3)]
+    assert isinstance(asked(service, init_call()), TooManyTransactionsError)  # all are in use
+    asked(service, EndWrite(parts=(WritePart(*key(tasks[0]), ("p",)),), **write))
+    first = [asked(service, init_call(name=f"n{number}")) for number in range(3)]
+    known = service.log.machine.transactions
+    assert (sorted(known.ids), known.free) == (["n0", "n1", "n2"], set())
+    assert len({each.producer_id for each in (*tasks, *first)}) == 6
+    assert resolve(service, tasks[0], 0) == ("committed",)  # also of one whose id is gone
+    assert isinstance(asked(service, init_call(name="n3")), TooManyTransactionsError)
+    assert isinstance(asked(service, JoinWrite(timeout_ms=1, write="x", writer="x", batch_id=1)), RayQueueError)
+    service.log.restart()
+    assert sorted(service.log.machine.transactions.ids) == ["n0", "n1", "n2"]
+
+
+def test_more_tasks_than_a_partition_takes_are_told_so_at_once() -> None:
+    service = Service()
+    join_call = JoinWrite(write="w/1", writer="w", batch_id=1, timeout_ms=1_000)
+    assert all(isinstance(asked(service, join_call), Transaction) for _ in range(MAX_WRITE_TASKS))
+    refused = asked(service, join_call)
+    assert isinstance(refused, TransactionTooLargeError)
+    assert not refused.retriable
+    assert "fewer" in str(refused)
+    assert isinstance(asked(service, JoinWrite(write="x", writer="x", batch_id=1, timeout_ms=1)), Transaction)
+    asked(service, EndWrite(write="w/1", writer="w", batch_id=1, commit=False))
+    assert isinstance(asked(service, join_call), Transaction)
+    assert PartitionSettings().max_transactions > MAX_WRITE_TASKS
+
+
+def test_the_end_of_a_large_write_holds_up_nobody_for_long() -> None:
+    service = Service()
+    write: dict[str, Any] = {"write": "w/1", "writer": "w", "batch_id": 1}
+    tasks = [asked(service, JoinWrite(timeout_ms=1_000, **write)) for _ in range(200)]
+    everywhere = tuple(f"p{number}" for number in range(400))
+    parts = tuple(WritePart(*key(task), everywhere) for task in tasks[:20])
+    ended = asked(service, EndWrite(parts=parts, others=everywhere, **write))
+    assert sum(len(part.seals) for part in ended.parts) == 10_000
+    assert [part.committed for part in ended.parts] == [True] * 20 + [False] * 5
+    assert [resolve(service, task, 0, "p399") for task in tasks] == [("committed",)] * 20 + [("aborted",)] * 180
+
+
+def test_the_end_of_a_write_that_is_asked_for_again_is_proven_again() -> None:
+    """The first answer was lost: partitions would have to ask."""
+    service = Service()
+    write: dict[str, Any] = {"write": "w/1", "writer": "w", "batch_id": 1}
+    tasks = [asked(service, JoinWrite(timeout_ms=1_000, **write)) for _ in range(2)]
+    call = EndWrite(parts=tuple(WritePart(*key(task), ("p", "q")) for task in tasks), **write)
+    first, again = asked(service, call), asked(service, call)
+    assert (first.written, again.written) == (True, False)
+    assert first.parts == again.parts
+    asked(service, FinishTransactions(transactional_id="w/1", finished=(tasks[0],)))
+    assert asked(service, call).parts == first.parts[1:]
+    other = EndWrite(parts=(WritePart(*key(tasks[1]), ("p", "r")),), **write)
+    assert asked(service, other).parts == (), "r was never told that it has a part in it"
+
+
+def test_a_write_whose_markers_are_on_their_way_is_listed() -> None:
+    service = Service()
+    write: dict[str, Any] = {"write": "w/1", "writer": "w", "batch_id": 1}
+    tasks = [asked(service, JoinWrite(timeout_ms=1_000, **write)) for _ in range(2)]
+    asked(service, EndWrite(parts=tuple(WritePart(*key(task), ("p", "q")) for task in tasks), **write))
+    (info,) = asked(service, ListTransactions())
+    assert (info.transactional_id, info.state, info.partitions) == ("w/1", "committing", ("p", "q"))
+    asked(service, FinishTransactions(transactional_id="w/1", finished=tuple(tasks)))
+    assert asked(service, ListTransactions()) == ()
