@@ -61,6 +61,10 @@ class Invariant(Enum):
     COMMITTED_READS = "who reads what is committed gets nothing open or aborted, and misses nothing"
     EXACTLY_ONCE = "each input has one result, and the position says which have theirs"
     TRUE_FATE = "what a producer is told of its transaction is its fate"
+    WRITTEN_ONCE = "a batch of a writer is written once, however many drivers try"
+    WRITE_WHOLE = "of a write there is all that was named, or nothing"
+    DROPPED = "the end of a write ends all of its tasks, also those that come later, and nothing of the others is seen"
+    ONE_TASK = "a transaction is lent to one task, and nothing that is late of another one gets into it"
     # Liveness.
     PROGRESS = "after healing, everything that was asked for is done"
     NO_STORM = "one lost message is not answered by sending everything again and again"

@@ -23,6 +23,7 @@ def test_producers_meet_what_they_must_live_with() -> None:
     assert sum(outcome.aborted for outcome in outcomes) > 20
     assert sum(outcome.late for outcome in outcomes) > 1
     assert sum(outcome.carried for outcome in outcomes) > 5
+    assert sum(outcome.written for outcome in outcomes) > 10
 
 
 @pytest.mark.parametrize("mutation", TX_MUTATIONS, ids=lambda mutation: mutation.name)

@@ -13,6 +13,8 @@ from functools import partial
 from random import Random
 from typing import TYPE_CHECKING, Any
 
+from msgspec.structs import replace
+
 from rayqueue.errors import (
     OutcomeUnknownError,
     ProducerError,
@@ -26,14 +28,16 @@ from rayqueue.errors import (
 from rayqueue.net.backoff import Retry
 from rayqueue.net.requests import request
 from rayqueue.net.route import CoordinatorRoute, GroupRoute
-from rayqueue.protocol.calls import Call, Commit
+from rayqueue.protocol.calls import Call, Commit, Trim
 from rayqueue.protocol.data import READ_COMMITTED, READ_FOLLOWER, Cursor, FetchRequest
 from rayqueue.protocol.seals import Seals
 from rayqueue.protocol.transactions import (
+    AbortTransaction,
     Decided,
     EndTransaction,
     FinishTransactions,
     InitTransactions,
+    ListTransactions,
     MarkTransaction,
     StageOffsets,
     Transaction,
@@ -179,12 +183,34 @@ class TxProducer(TxApp):
         self.unfinished.clear()
         self.world.told(self.name, at, committed=decided.committed)
         self._begin(decided.next)
+        if commit and self.world.careless and self.rng.random() < 0.3:
+            await self._add_to(at, call)
         if self.rng.random() < self.world.diligence:
             marks = [self._mark(number, at, decided, seal) for number, seal in zip(numbers, decided.seals, strict=True)]
             await asyncio.gather(*marks)
             if commit and self.rng.random() < 0.8:
                 self.unfinished.append(at)
         return decided.committed
+
+    async def _add_to(self, at: Transaction, call: EndTransaction) -> None:
+        """As a careless client may: something is sent in a transaction that is decided, where nothing of it was, and
+        its end is asked for again, with that partition."""
+        others = [
+            number for number in range(1, len(self.routes)) if self.routes[number].group_id not in call.participants
+        ]
+        if not others:
+            return
+        number = self.rng.choice(others)
+        late = RecordBatch.encode(
+            [b"late"], timestamps=1, producer_id=at.producer_id, epoch=at.epoch, sequence=0, transactional=True
+        )
+        try:
+            await self._until_answered(self.routes[number], lambda channel: channel.append(late))
+            participants = (*call.participants, self.routes[number].group_id)
+            again: Decided = await self.ask(self.coordinator, replace(call, participants=participants))
+        except (ProducerError, TransactionError):
+            return
+        await self._mark(number, at, again, again.seals[-1])
 
     async def _mark(self, number: int, at: Transaction, decided: Decided, seal: bytes) -> None:
         call = MarkTransaction(producer_id=at.producer_id, epoch=at.epoch, commit=decided.committed, seal=seal)
@@ -307,6 +333,33 @@ class Processor(TxProducer):
         return await self.end(commit=self.world.healing or self.rng.random() < 0.9)
 
 
+class Operator(TxApp):
+    """Ends what is open, again and again, until everything heals."""
+
+    async def _main(self) -> None:
+        while not self.world.healing:
+            await asyncio.sleep(self.rng.uniform(0.2, 1.0))
+            seen = [each for each in await self.ask(self.coordinator, ListTransactions()) if each.state == "open"]
+            if not seen:
+                continue
+            info = self.rng.choice(seen)
+            call = AbortTransaction(
+                transactional_id=info.transactional_id, producer_id=info.producer_id, epoch=info.epoch
+            )
+            if await self.ask(self.coordinator, call):
+                self.world.told(self.name, Transaction(info.producer_id, info.epoch), committed=False)
+
+
+class Trimmer(TxApp):
+    """Deletes what is old, and asks for more than that."""
+
+    async def _main(self) -> None:
+        while not self.world.healing:
+            await asyncio.sleep(self.rng.uniform(0.2, 1.0))
+            number = self.rng.randrange(1, len(self.routes))
+            await self.ask(self.routes[number], Trim(before=self.rng.randint(1, self.world.end_of(number) + 3)))
+
+
 class Reader(TxApp):
     """Reads what is committed of one partition, from whoever leads or anybody."""
 
@@ -328,6 +381,7 @@ class Reader(TxApp):
                 else:
                     answer = await self.fetch(route, request)
             except (RayQueueError, asyncio.TimeoutError):
+                self.cursors = self.world.behind_trims(self.number, self.cursors)
                 await asyncio.sleep(0.1)
                 continue
             self.world.read(self.number, self.cursors, answer)

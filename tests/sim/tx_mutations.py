@@ -14,17 +14,20 @@ from unittest.mock import patch
 from msgspec.structs import replace
 
 from rayqueue.cluster import transactions as cluster
-from rayqueue.cluster.commands import FinishTransactions, InitTransactions
+from rayqueue.cluster.commands import FinishTransactions, InitTransactions, JoinWrite
 from rayqueue.cluster.fates import Fates
-from rayqueue.cluster.transactions import CommitRow
+from rayqueue.cluster.ledger import Ledger
+from rayqueue.cluster.transactions import CommitRow, IdRow
+from rayqueue.cluster.writes import Writes
 from rayqueue.ids import Index, Offset
+from rayqueue.partition import Partition
 from rayqueue.partition.answers import Staged
 from rayqueue.partition.producers import Producers
 from rayqueue.partition.transactions import open as opened
 from rayqueue.partition.transactions.commands import StageOffsets
 from rayqueue.partition.transactions.endings import Endings
 from rayqueue.partition.transactions.open import StagedPosition
-from rayqueue.protocol.transactions import ResolveTransactions, Transaction
+from rayqueue.protocol.transactions import AbortTransaction, ResolveTransactions, Transaction
 from rayqueue.replica.carrying import Carrier
 from rayqueue.replica.tail import Tail
 from tests.sim.frame import Mutation
@@ -39,14 +42,23 @@ _ALL = _APPS | {"partition", "kill", "transfer", "pause", "app_cut", "app_reset"
 
 
 class TxMutation(Mutation):
-    """``beside``: another rule that is switched off with it, without which nobody would notice."""
+    """``beside``: another rule that is switched off with it, without which nobody would notice. ``narrowed``: what
+    there is in the world besides producers and readers, as ``TxWorld`` has it."""
 
     make = TxWorld
 
     def __init__(
-        self, name: str, finding: str, rule: BrokenRule, replaced: Replaced, *beside: Replaced, faults: Any = _ALL
+        self,
+        name: str,
+        finding: str,
+        rule: BrokenRule,
+        replaced: Replaced,
+        *beside: Replaced,
+        faults: Any = _ALL,
+        **narrowed: bool,
     ) -> None:
-        super().__init__(name, finding, rule, *replaced, faults)
+        there: Any = dict.fromkeys(("together", "careless", "operated", "trimmed"), False) | narrowed
+        super().__init__(name, finding, rule, *replaced, faults, **there)
         self._beside = beside
 
     @contextmanager
@@ -119,6 +131,58 @@ def _stage_anyway(endings: Endings, index: Index, key: Key, command: StageOffset
 
 def _nothing_open(known: opened.Transactions, lane: int | None = None) -> Offset | None:
     return None
+
+
+def _some_parts(known: cluster.Transactions, write: str, parts: Any, now_ms: int) -> None:
+    """What is not the write's any more is passed over, and the rest is committed."""
+    for producer_id, epoch, participants in parts:
+        row = known.current((producer_id, epoch))
+        if row is not None and row.write == write:
+            known._put_commit(CommitRow(write, *row.key, participants, now_ms))
+            known._go_on(replace(row, used_ms=now_ms))
+
+
+def _lend_again(known: cluster.Transactions, command: JoinWrite, now_ms: int) -> Transaction:
+    """An id goes from one task to the next with the epoch that it had."""
+    if not known.free:
+        return _join(known, command, now_ms)
+    row = known.ids[min(known.free)]
+    lent = replace(row, epoch=row.epoch - 1, timeout_ms=command.timeout_ms, used_ms=now_ms, write=command.write)
+    known._put(lent)
+    return Transaction(*lent.key)
+
+
+_join = cluster.Transactions.join
+
+
+def _join_anyway(writes: Writes, command: JoinWrite, now_ms: int) -> Transaction:
+    return writes._transactions.join(command, now_ms)
+
+
+def _committed_for_all(known: cluster.Transactions, key: Key, group_id: str) -> str:
+    """What is committed is so wherever something of it is."""
+    fate = _fate(known, key, group_id)
+    return "committed" if fate == "aborted" and key in known.commits else fate
+
+
+_fate = cluster.Transactions.fate
+
+
+def _again_with_others(known: cluster.Transactions, row: IdRow, commit: bool, named: int) -> Any:
+    """A repetition may name other participants."""
+    return _again(known, row, commit, row.last_named)
+
+
+_again = cluster.Transactions._again
+
+
+def _abort_unwritten(fates: Fates, call: AbortTransaction, reply: Callable[[Any], None]) -> None:
+    """An operator is told that a transaction is aborted, and nobody has decided it."""
+    row = fates._machine.transactions.current((call.producer_id, call.epoch))
+    reply(row is not None and row.transactional_id == call.transactional_id)
+
+
+_WRITES = _APPS | {"partition", "transfer"}
 
 
 _READS = BrokenRule(Invariant.COMMITTED_READS, frozenset({Invariant.EXACTLY_ONCE, Invariant.PROGRESS}))
@@ -195,5 +259,73 @@ TX_MUTATIONS = (
         BrokenRule(Invariant.TRUE_FATE, _ATOMIC.also | {Invariant.ATOMIC}),
         (cluster.Transactions, "init", _take_along),
         faults=frozenset(("app_zombie",)),
+    ),
+    TxMutation(
+        "ledger-is-ignored",
+        "a batch is written by each driver that tries it",
+        BrokenRule(Invariant.WRITTEN_ONCE, frozenset({Invariant.DROPPED})),
+        (Ledger, "span_of", lambda ledger, batch_id: None),
+        faults=_WRITES,
+        together=True,
+    ),
+    TxMutation(
+        "write-in-part",
+        "a write is committed without the tasks whose transactions were over",
+        BrokenRule(Invariant.WRITE_WHOLE),
+        (cluster.Transactions, "commit_parts", _some_parts),
+        faults=_WRITES,
+        together=True,
+    ),
+    TxMutation(
+        "others-stay-open",
+        "what does not count of a write stays open after its end",
+        BrokenRule(Invariant.DROPPED),
+        (cluster.Transactions, "drop_parts", lambda known, write, now_ms: ()),
+        faults=_WRITES,
+        together=True,
+    ),
+    TxMutation(
+        "joins-what-is-over",
+        "a task that is late gets a transaction that nobody ends",
+        BrokenRule(Invariant.DROPPED),
+        (Writes, "join", _join_anyway),
+        faults=_WRITES,
+        together=True,
+    ),
+    TxMutation(
+        "lent-as-it-is",
+        "two tasks write in one transaction",
+        BrokenRule(Invariant.ONE_TASK),
+        (cluster.Transactions, "join", _lend_again),
+        faults=_WRITES,
+        together=True,
+    ),
+    TxMutation(
+        "committed-for-all",
+        "what is late of a committed transaction counts where nobody has waited for it",
+        BrokenRule(Invariant.ATOMIC),
+        (cluster.Transactions, "fate", _committed_for_all),
+        careless=True,
+    ),
+    TxMutation(
+        "ends-with-others",
+        "a partition that was not named is shown a commit",
+        BrokenRule(Invariant.ATOMIC),
+        (cluster.Transactions, "_again", _again_with_others),
+        careless=True,
+    ),
+    TxMutation(
+        "operator-is-told-too-soon",
+        "an operator is told that he has ended what is committed then",
+        BrokenRule(Invariant.TRUE_FATE),
+        (Fates, "_abort", _abort_unwritten),
+        operated=True,
+    ),
+    TxMutation(
+        "trims-what-is-open",
+        "what is trimmed is committed then, and nobody can read it",
+        BrokenRule(Invariant.READABLE),
+        (Partition, "_before_open", lambda partition, offset: Offset(offset)),
+        trimmed=True,
     ),
 )

@@ -27,6 +27,7 @@ from rayqueue.cluster.commands import (
     AbortTransactions,
     AnyCommand,
     EndTransaction,
+    EndWrite,
     FinishTransactions,
     InitTransactions,
     decode_command,
@@ -39,7 +40,7 @@ from rayqueue.ids import GroupId, Index, ReplicaId
 from rayqueue.log.memory_store import MemoryStore
 from rayqueue.log.store import Entry
 from rayqueue.net.route import CoordinatorRoute
-from rayqueue.partition import Appended, Ended
+from rayqueue.partition import Appended, Ended, Trimmed
 from rayqueue.partition.commands import decode
 from rayqueue.partition.tables import PARTITION
 from rayqueue.partition.transactions.commands import EndTransaction as Marker
@@ -58,7 +59,8 @@ from tests.sim.network import Weather
 from tests.sim.node import EngineNode
 from tests.sim.process import virtual_time
 from tests.sim.served import CoordinatorNode, PartitionNode
-from tests.sim.tx_apps import GROUP, Feeder, Processor, Reader, TxApp, grants
+from tests.sim.tx_apps import GROUP, Feeder, Operator, Processor, Reader, Trimmer, TxApp, grants
+from tests.sim.tx_writes import PREFIX, Driver, Run, Task, Writes, told
 
 SAFETY_S = 8.0
 HEAL_S = 30.0
@@ -83,15 +85,18 @@ class TxOutcome:
     """Transactions that were aborted by somebody else than their producer."""
     carried: int
     """Markers that the coordinator has seen to."""
+    written: int
+    """Batches of tasks that have written together."""
 
 
 class DecisionChecker(LogChecker):
     """Applies the coordinator's log, and knows what was decided."""
 
-    def __init__(self, ended_in: Callable[[str, Key], bool | None]) -> None:
+    def __init__(self, ended_in: Callable[[str, Key], bool | None], writes: Writes) -> None:
         """``ended_in`` tells how a transaction has ended in a partition."""
         super().__init__()
         self.ended_in = ended_in
+        self.writes = writes
         self._store = MemoryStore(GroupId("coordinator"), ReplicaId("reference"), COORDINATOR)
         self.machine = ClusterMachine(self._store)
         self._applied = Index(0)
@@ -113,21 +118,30 @@ class DecisionChecker(LogChecker):
             self.late += sum(answer)
         elif isinstance(command, FinishTransactions) and command.group_id:
             self.carried += len(command.finished)
+        told(self.writes, command, answer)
+        if isinstance(command, EndWrite):
+            known = self.machine.transactions
+            is_open = {key for key in self.writes.open_keys() if known.current(key) is not None}
+            if self.writes.ended(command, answer, is_open):
+                for producer_id, epoch, participants in command.parts:
+                    self._decide((producer_id, epoch), True, participants)
         if not isinstance(answer, Transaction) or not isinstance(command, InitTransactions | EndTransaction):
             return
         if isinstance(command, EndTransaction):
-            decision = command.commit, command.participants
-            key = command.producer_id, command.epoch
-            if self.decided.setdefault(key, decision)[0] != command.commit:
-                raise BrokenError(Invariant.ATOMIC, f"{key} was decided twice: {self.decided[key]}, then {decision}")
-            for group_id in command.participants if command.commit else ():
-                if self.ended_in(group_id, key) is False:
-                    raise BrokenError(Invariant.ATOMIC, f"{key} was committed, and aborted in {group_id} before")
+            self._decide((command.producer_id, command.epoch), command.commit, command.participants)
         pair = answer.producer_id, answer.epoch
         if self.given.setdefault(pair, command.transactional_id) != command.transactional_id:
             raise BrokenError(
                 Invariant.ATOMIC, f"{pair} was given to {self.given[pair]} and {command.transactional_id}"
             )
+
+    def _decide(self, key: Key, commit: bool, participants: tuple[str, ...]) -> None:
+        decision = commit, participants
+        if self.decided.setdefault(key, decision)[0] != commit:
+            raise BrokenError(Invariant.ATOMIC, f"{key} was decided twice: {self.decided[key]}, then {decision}")
+        for group_id in participants if commit else ():
+            if self.ended_in(group_id, key) is False:
+                raise BrokenError(Invariant.ATOMIC, f"{key} was committed, and aborted in {group_id} before")
 
     def is_committed(self, key: Key, group_id: str) -> bool:
         commit, participants = self.decided.get(key, (False, ()))
@@ -144,6 +158,7 @@ class TxChecker(PartitionChecker):
         self.values: list[tuple[bytes | None, Key | None, int]] = []
         """By offset: value, transaction, lane."""
         self.ended: dict[Key, bool] = {}
+        self.start = 0
         self.reads.on_applied = self._noted
 
     def _noted(self, entry: Entry, answer: Any) -> None:
@@ -153,22 +168,45 @@ class TxChecker(PartitionChecker):
                 key = transaction_of(header)
                 if key is not None and key in self.ended:
                     raise BrokenError(Invariant.ATOMIC, f"{key} goes on in {self.group_id} after it has ended there")
-                self.values += [(value, key, header.lane) for value in RecordBatch.decode(entry.payload).values()]
+                values = RecordBatch.decode(entry.payload).values()
+                self.values += [(value, key, header.lane) for value in values]
+                for value in values:
+                    self._tx_world.writes.in_log(value, key)
             return
+        if isinstance(answer, Trimmed):
+            self._trimmed(answer.start_offset)
         command = decode(entry.payload)
         if isinstance(command, Marker) and isinstance(answer, Ended) and answer.was_open:
             key = command.producer_id, command.epoch
             self.ended[key] = command.commit
             self._tx_world.ended(key, self.group_id, commit=command.commit)
 
+    def _trimmed(self, start: int) -> None:
+        for at in range(self.start, start):
+            key = self.values[at][1]
+            if self.fate(key) is None:
+                raise BrokenError(Invariant.READABLE, f"offset {at} of {self.group_id} is trimmed, and {key} is open")
+        self.start = max(self.start, start)
+
     def fate(self, key: Key | None) -> bool | None:
         return True if key is None else self.ended.get(key)
 
 
 class TxWorld(AppWorld):
-    """``faults`` narrows what may go wrong; None lets the seed draw."""
+    """``faults`` narrows what may go wrong. ``together``: tasks write together. ``careless``: producers add to what is
+    decided. ``operated``: somebody ends what is open. ``trimmed``: somebody deletes what is old. None lets the seed
+    draw."""
 
-    def __init__(self, seed: int, faults: frozenset[str] | None = None) -> None:
+    def __init__(
+        self,
+        seed: int,
+        faults: frozenset[str] | None = None,
+        *,
+        together: bool | None = None,
+        careless: bool | None = None,
+        operated: bool | None = None,
+        trimmed: bool | None = None,
+    ) -> None:
         super().__init__(seed, faults=frozenset())
         self.rng = Random(f"transactions {seed}")
         self._dice = Random(f"transaction dice {seed}")
@@ -185,6 +223,19 @@ class TxWorld(AppWorld):
         self.feeders: list[Feeder] = []
         self.processors: list[Processor] = []
         self.others: list[TxApp] = []
+        self.drivers: list[Driver] = []
+        self.tasks: list[Task] = []
+        self._writes_rng = Random(f"writes {seed}")  # what others do does not depend on it
+        self.together, self.careless, self.operated, self.trimmed = (
+            drawn if given is None else given
+            for given, drawn in (
+                (together, self._writes_rng.random() < 0.5),
+                (careless, self._writes_rng.random() < 0.3),
+                (operated, self._writes_rng.random() < 0.3),
+                (trimmed, self._writes_rng.random() < 0.3),
+            )
+        )
+        self.writes = Writes()
         self.settlers: list[Any] = []
         self._told: dict[Key, tuple[str, bool]] = {}
         self._promised: dict[bytes, bool] = {}
@@ -209,7 +260,9 @@ class TxWorld(AppWorld):
         decided = self.decisions.decided.get(key, (False, ()))[0]
         if decided != committed:
             raise BrokenError(Invariant.TRUE_FATE, f"{who} was told that {key} is committed: {committed}")
-        self._told[key] = who, committed
+        before = self._told.setdefault(key, (who, committed))
+        if before[1] != committed:
+            raise BrokenError(Invariant.TRUE_FATE, f"{before[0]} and {who} were told different fates of {key}")
 
     def promised(self, values: list[bytes], *, there: bool) -> None:
         """A feeder was told that its input is there, or that it never will be."""
@@ -246,9 +299,16 @@ class TxWorld(AppWorld):
                 self._check_passed(number, lane, cursors[lane], offset)
                 cursors[lane] = offset
 
+    def end_of(self, number: int) -> int:
+        return len(self.checker(number).values)
+
+    def behind_trims(self, number: int, cursors: dict[int, int]) -> dict[int, int]:
+        """Where a reader goes on."""
+        return {lane: max(offset, self.checker(number).start) for lane, offset in cursors.items()}
+
     def _check_passed(self, number: int, lane: int, begin: int, end: int) -> None:
         checker = self.checker(number)
-        for at in range(begin, min(end, len(checker.values))):
+        for at in range(max(begin, checker.start), min(end, len(checker.values))):
             _, key, its_lane = checker.values[at]
             if its_lane == lane and checker.fate(key) is not False:
                 raise BrokenError(Invariant.COMMITTED_READS, f"offset {at} of {number} was passed over: {key}")
@@ -257,7 +317,7 @@ class TxWorld(AppWorld):
 
     def _build(self) -> None:
         self.coordinators = self._ensemble("coordinator", COORDINATOR)
-        self.coordinators.checker = DecisionChecker(self._ended_in)
+        self.coordinators.checker = DecisionChecker(self._ended_in, self.writes)
         self.coordinators.start(CoordinatorNode, [f"c{number}" for number in range(self.size)])
         topic = self._create_topic()
         for each in topic.partitions:
@@ -342,6 +402,15 @@ class TxWorld(AppWorld):
         chosen = self.rng.choice(("t1", "t2")) if transactional_id is None else transactional_id
         self.processors.append(Processor(self, self._name("processor"), Random(self.rng.random()), chosen))
 
+    def _new_driver(self) -> None:
+        self.drivers.append(Driver(self, self._name("driver"), Random(self._writes_rng.random())))
+
+    def start_task(self, run: Run, number: int) -> None:
+        self.tasks.append(Task(self, self._name("task"), Random(self._writes_rng.random()), run, number))
+
+    def _write_more(self) -> None:
+        self.writes.wanted += 1
+
     def _feed_some(self) -> None:
         alive = [feeder for feeder in self.feeders if not feeder.process.killed]
         if alive:
@@ -362,7 +431,8 @@ class TxWorld(AppWorld):
 
     def _app_fault(self, kind: str) -> None:
         rng = self.rng
-        apps = [app for app in (*self.feeders, *self.processors) if not app.process.killed]
+        used = (*self.feeders, *self.processors, *self.drivers, *self.tasks[-4:])
+        apps = [app for app in used if not app.process.killed]
         if not apps:
             return
         app = rng.choice(apps)
@@ -386,6 +456,10 @@ class TxWorld(AppWorld):
     def _again(self, app: TxApp) -> None:
         if isinstance(app, Processor):
             self._new_processor(app.transactional_id)
+        elif isinstance(app, Driver):
+            self._new_driver()
+        elif isinstance(app, Task):
+            self.start_task(app.run_of, app.number)
         else:
             self._new_feeder()
 
@@ -396,7 +470,7 @@ class TxWorld(AppWorld):
             try:
                 return self._run_all(alarms)
             finally:
-                for app in (*self.feeders, *self.processors, *self.others):
+                for app in (*self.feeders, *self.processors, *self.others, *self.drivers, *self.tasks):
                     app.process.kill()
                 for process in self.settlers:
                     process.kill()
@@ -412,6 +486,15 @@ class TxWorld(AppWorld):
             self.clock.at(rng.uniform(begin, begin + 2), self._new_processor)
         for _ in range(rng.randint(8, 20)):
             self.clock.at(rng.uniform(begin, end), self._feed_some)
+        if self.operated:
+            self.others.append(Operator(self, "operator", Random(self._writes_rng.random())))
+        if self.trimmed:
+            self.others.append(Trimmer(self, "trimmer", Random(self._writes_rng.random())))
+        if self.together:
+            for _ in range(self._writes_rng.choice((1, 2, 2))):  # one may be started though another one lives
+                self.clock.at(self._writes_rng.uniform(begin, begin + 3), self._new_driver)
+            for _ in range(self._writes_rng.randint(3, 8)):
+                self.clock.at(self._writes_rng.uniform(begin, end), self._write_more)
         for _ in range(rng.randint(4, 16)):
             self.clock.at(rng.uniform(begin + 0.5, end), self._one_fault)
         for _ in range(4):
@@ -437,9 +520,14 @@ class TxWorld(AppWorld):
         self.clock.run_until(self.clock.now + 5)
         for group in self._group_ids.values():
             group.heal()
-        for app in (*self.feeders, *self.processors):
+        for app in (*self.feeders, *self.processors, *self.drivers, *self.tasks):
             app.process.cut = False
         self._new_feeder()
+        if self.together:
+            for driver in self.drivers:  # each gives up what the others try: without this, for as long as they live
+                driver.process.kill()
+            self._write_more()
+            self._new_driver()
         self._new_processor("last")
         self.processors[-1].persists = True
         self._feed_some()
@@ -453,6 +541,7 @@ class TxWorld(AppWorld):
             and not any(len(self.checker(number).reads.machine.transactions) for number in self.ensembles)
             and not self.decisions.machine.transactions.commits
             and not self._unprocessed()
+            and self.writes.settled
             and all(self._at_end(reader) for reader in self.others if isinstance(reader, Reader))
         )
 
@@ -469,7 +558,17 @@ class TxWorld(AppWorld):
         found: list[bytes] = []
         for number in range(1, PARTITIONS):
             checker = self.checker(number)
-            found += [value[4:] for value, key, _ in checker.values if value is not None and checker.fate(key)]
+            committed = [value for value, key, _ in checker.values if value is not None and checker.fate(key)]
+            found += [value[4:] for value in committed if not value.startswith(PREFIX)]
+        return found
+
+    def _rows(self) -> list[bytes]:
+        """What tasks have written, and counts."""
+        found: list[bytes] = []
+        for number in range(1, PARTITIONS):
+            checker = self.checker(number)
+            committed = [value for value, key, _ in checker.values if value is not None and checker.fate(key)]
+            found += [value for value in committed if value.startswith(PREFIX)]
         return found
 
     def _unprocessed(self) -> set[bytes]:
@@ -489,6 +588,7 @@ class TxWorld(AppWorld):
         wrong = [value for value, there in self._promised.items() if there != (value in inputs)]
         if wrong:
             raise BrokenError(Invariant.TRUE_FATE, f"a feeder was told otherwise: {wrong[:5]}")
+        self.writes.check(self._rows())
         results = self._results()
         twice = {each for each in results if results.count(each) > 1}
         if twice:
@@ -511,7 +611,8 @@ class TxWorld(AppWorld):
         commits = list(self.decisions.machine.transactions.commits)
         ends = {number: len(self.checker(number).values) for number in self.ensembles}
         return (
-            f"open={open_here} commits={commits} unprocessed={len(self._unprocessed())} readers={readers} of {ends} "
+            f"open={open_here} commits={commits} unprocessed={len(self._unprocessed())} "
+            f"written={self.writes.next_batch} of {self.writes.wanted} readers={readers} of {ends} "
             f"feeders={[each.idle for each in self.feeders]}\n  {groups}"
         )
 
@@ -526,6 +627,7 @@ class TxWorld(AppWorld):
             len(ended) - sum(ended),
             self.decisions.late,
             self.decisions.carried,
+            self.writes.written,
         )
 
 
