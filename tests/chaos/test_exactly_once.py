@@ -27,25 +27,36 @@ from tests.integration.consumers import coordinator_pid, leader_pid, running_que
 SECONDS = int(os.environ.get("CHAOS_SECONDS", "40"))
 PARTITIONS = 2
 KILL_EVERY_S = 4.0
+AT_ONCE = 7
 
 pytestmark = pytest.mark.timeout(SECONDS + 260)
 
 
+class _UndoneError(Exception):
+    pass
+
+
 class Feeder(threading.Thread):
-    """Writes its numbers, each to every partition in one transaction; every fifth is aborted."""
+    """Writes its numbers, each to every partition in one transaction; every fifth is aborted. Some one after the other,
+    and some without waiting for each."""
 
     def __init__(self, rq: RayQueue, history: History) -> None:
         super().__init__(daemon=True)
         self.stop = threading.Event()
         self._rq = rq
         self._history = history
+        self._rng = random.Random(5)
 
     def run(self) -> None:
         number = 0
         with self._rq.producer(transactional_id="feeder", transaction_timeout_ms=20_000) as producer:
-            while not self.stop.wait(0.02):
-                number += 1
-                self._one(producer, number)
+            while not self.stop.wait(0.05):
+                if self._rng.random() < 0.5:
+                    number += 1
+                    self._one(producer, number)
+                else:
+                    self._several(producer, range(number + 1, number + 1 + AT_ONCE))
+                    number += AT_ONCE
             for _ in range(50):  # the last is committed: a group's position does not pass what is aborted at the end
                 number += 1 if (number + 1) % 5 else 2
                 self._one(producer, number)
@@ -71,6 +82,35 @@ class Feeder(threading.Thread):
                 tx.abort()
         if told is not history.unknown:
             told.add(number)
+            history.unknown.discard(number)
+
+    def _several(self, producer: Any, numbers: range) -> None:
+        """Their ends are waited for together. Each is told for itself, though they may have been decided together."""
+        history, ended = self._history, []
+        for number in numbers:
+            tx = producer.transaction(wait=False)
+            history.unknown.add(number)
+            try:
+                with tx:
+                    for partition in range(PARTITIONS):
+                        tx.send("source", b"%d" % number, partition=partition)
+                    if number % 5 == 0:
+                        raise _UndoneError
+            except (RayQueueError, _UndoneError):  # it was lost before its end, or never begun
+                history.aborted.add(number)
+                history.unknown.discard(number)
+            else:
+                ended.append((number, tx))
+        for number, tx in ended:
+            try:
+                tx.wait_committed()
+            except OutcomeUnknownError:
+                continue
+            except RayQueueError:
+                history.aborted.add(number)
+            else:
+                history.committed.add(number)
+                history.pipelined += 1
             history.unknown.discard(number)
 
     def _committed(self, tx: Any) -> set[int]:
@@ -105,23 +145,26 @@ def seen_of(record: Record[bytes, bytes]) -> Seen:
     return Seen(record.partition, record.offset, *map(int, (record.value or b"").split()))
 
 
-def result(record: Record[bytes, bytes]) -> Any:
+def result(record: Record[bytes, bytes], state: Any) -> Any:
     from rayqueue import Result
 
-    return Result(b"%s %d %d" % (record.value, record.partition, record.offset), key=b"%d" % record.partition)
+    counted = state[b"records"] = b"%d" % (int(state.get(b"records", b"0")) + 1)
+    state[b"last"] = b"%d" % record.offset
+    value = b"%s %d %d %s" % (record.value, record.partition, record.offset, counted)
+    return Result(value, key=b"%d" % record.partition)
 
 
 def test_each_record_has_one_result_whatever_is_killed() -> None:
     history = History(PARTITIONS)
     rng = random.Random(15)
     with running_queue() as rq:
-        for topic in ("source", "sink"):
+        for topic in ("source", "sink", "state"):
             rq.create_topic(topic, partitions=PARTITIONS)
         feeder, observer = Feeder(rq, history), Observer(rq)
         feeder.start()
         observer.start()
         with rq.process(
-            "source", "sink", result, group="loop", batch=50, workers=2, transaction_timeout_ms=8000
+            "source", "sink", result, group="loop", batch=50, workers=2, state="state", transaction_timeout_ms=8000
         ) as run:
             kills = killers(rq, run)
             deadline_s = time.monotonic() + SECONDS
@@ -138,6 +181,7 @@ def test_each_record_has_one_result_whatever_is_killed() -> None:
         observer.join(60)
         history.polls = [list(observer.seen)]
     assert len(history.committed) > 20, history
+    assert history.pipelined > 10, history
     assert anomalies(history) == {}
 
 
@@ -148,7 +192,7 @@ def killers(rq: RayQueue, run: Any) -> list[Callable[[], None]]:
     def worker(number: int) -> Callable[[], None]:
         return lambda: ray.kill(run._workers._actors[number], no_restart=False)
 
-    leaders = [leader(topic, each) for topic in ("source", "sink") for each in range(PARTITIONS)]
+    leaders = [leader(topic, each) for topic in ("source", "sink", "state") for each in range(PARTITIONS)]
     return [*leaders, worker(0), worker(1), lambda: os.kill(coordinator_pid(rq), signal.SIGKILL)]
 
 
@@ -181,7 +225,7 @@ def read_all(rq: RayQueue) -> list[Seen]:
 
 def whole() -> History:
     """Two transactions, each in both partitions of the source; one aborted."""
-    log = [Seen(0, 0, 1, 0, 0), Seen(0, 1, 1, 1, 0), Seen(1, 0, 2, 0, 1), Seen(0, 5, 2, 1, 1)]
+    log = [Seen(0, 0, 1, 0, 0, 1), Seen(0, 1, 1, 1, 0, 1), Seen(1, 0, 2, 0, 1, 2), Seen(0, 5, 2, 1, 1, 2)]
     return History(2, {1, 2}, {3}, set(), [sorted(log)], log)
 
 
@@ -190,16 +234,17 @@ def test_a_good_history_has_no_anomalies() -> None:
 
 
 BAD: list[tuple[str, Callable[[History], None]]] = [
-    ("aborted read", lambda history: history.log.append(Seen(1, 9, 3, 0, 7))),
-    ("unheard of", lambda history: history.log.append(Seen(1, 9, 99, 0, 7))),
-    ("duplicate", lambda history: history.log.append(Seen(1, 9, 2, 1, 1))),
+    ("aborted read", lambda history: history.log.append(Seen(1, 9, 3, 0, 7, 3))),
+    ("unheard of", lambda history: history.log.append(Seen(1, 9, 99, 0, 7, 3))),
+    ("duplicate", lambda history: history.log.append(Seen(1, 9, 2, 1, 1, 2))),
     ("torn transaction", lambda history: drop(history.log, -1)),
     ("lost write", lambda history: history.committed.add(4)),
-    ("out of order", lambda history: history.log.append(Seen(0, 7, 2, 0, 0))),
+    ("out of order", lambda history: history.log.append(Seen(0, 7, 2, 0, 0, 1))),
     ("inconsistent offsets", lambda history: history.polls.append([replace_number(history.log[0])])),
     ("poll-skip", lambda history: drop(history.polls[0], 0)),
     ("non-monotonic poll", lambda history: history.polls[0].append(history.polls[0][0])),
     ("unseen", lambda history: drop(history.polls[0], -1)),
+    ("inconsistent state", lambda history: history.log.append(Seen(1, 9, 2, 0, 7, 2))),
     ("unseen", lambda history: setattr(history, "lag", 3)),
 ]
 

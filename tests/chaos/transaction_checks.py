@@ -2,7 +2,8 @@
 
 Each input transaction writes its number to every partition of the source, or is
 aborted. A loop writes one result for each record of the source: number, source
-partition and source offset. Observers poll the sink, and note each poll.
+partition and source offset, and how many of that partition it has counted, in its
+state. Observers poll the sink, and note each poll.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ class Seen(NamedTuple):
     source: int
     """Its record's partition."""
     source_offset: int
+    counted: int
+    """Records of its record's partition, with it."""
 
 
 @dataclass
@@ -34,6 +37,8 @@ class History:
     """Of each observer, all that it polled, in its order."""
     log: list[Seen] = field(default_factory=list)
     """The sink, read when all was over."""
+    pipelined: int = 0
+    """How many were committed without waiting for each."""
     lag: int = 0
     """Of the loop's group, at the end."""
 
@@ -50,6 +55,10 @@ def anomalies(history: History) -> dict[str, list[object]]:
     for (source, offset), count in Counter((each.source, each.source_offset) for each in log).items():
         if count > 1:
             found["duplicate"].append((source, offset, count))
+    for source in {each.source for each in log}:
+        counted = [each.counted for each in sorted(log, key=lambda each: each.source_offset) if each.source == source]
+        if counted != list(range(1, len(counted) + 1)):
+            found["inconsistent state"].append((source, counted))
     sources: dict[int, list[int]] = defaultdict(list)
     for each in log:
         sources[each.number].append(each.source)
