@@ -171,10 +171,10 @@ class TransactionTasks:
         """Decide what has ended, until there is nothing more."""
         async with self._turn:
             while True:
+                await self._abort_doomed()
+                self._tell_lost()
                 group, newest = self.behind.take()
                 if not newest:
-                    await self._abort_doomed()
-                    self._tell_lost()
                     return
                 try:
                     if self.life.state not in (State.OPEN, State.DOOMED):
@@ -192,15 +192,15 @@ class TransactionTasks:
                         each.decided.set_result(None)
                 finally:
                     self._group_end = None
-                    self._tell_lost()
 
     async def _abort_doomed(self) -> None:
-        """What was to be decided was lost before anybody began with it: nobody else ends it."""
+        """What was to be decided was lost before anybody began with it: nobody else ends it. What is behind it is lost,
+        too."""
         if self.life.state is State.DOOMED:
             try:
                 await self._carry_out(self.life.abort())
-            except RayQueueError as error:  # somebody else has the id, and it is aborted all the same
-                _log.warning("%s", error)
+            except Exception as error:  # noqa: BLE001  # fenced, and aborted all the same; or a bug
+                _log.warning("a transaction of %r was not aborted here: %r", self._id, error)
 
     def _not_committed(self, group: list[Deferred], error: Exception) -> None:
         if not isinstance(error, RayQueueError):

@@ -845,6 +845,29 @@ def test_what_is_refused_before_anybody_begins_to_decide_holds_up_nobody(make: M
     assert committed(cluster) == [b"after"]
 
 
+def test_what_begins_behind_a_refused_one_that_nobody_was_told_of_is_lost_with_it(make: Make) -> None:
+    """Whoever begins it was told of another failure meanwhile."""
+    cluster = Cluster(script=[scripted.INVALID])
+    producer = make(cluster, linger_ms=60_000)
+    tasks = tasks_of(producer)
+    tx = producer.transaction(wait=False)
+    tx.begin()
+    tx.send("orders", b"refused")
+    cluster.io.call(tasks._turn.acquire())
+    tx.commit()
+    wait_for(lambda: tasks.life.state is State.DOOMED, "the refusal")
+    tasks.behind.error = None
+    begun = tasks.behind.begin()
+    assert begun is not None
+    cluster.io.loop.call_soon_threadsafe(tasks._turn.release)
+    assert isinstance(begun.decided.exception(5), TransactionAbortedError)
+    with pytest.raises(TransactionAbortedError):
+        producer.flush(timeout_ms=5000)
+    with producer.transaction() as after:
+        after.send("orders", b"after")
+    assert committed(cluster) == [b"after"]
+
+
 def test_what_fails_while_it_is_held_back_takes_nothing_before_it_with_it(make: Make) -> None:
     cluster = Cluster()
     producer = make(cluster)
