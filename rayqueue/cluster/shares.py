@@ -19,7 +19,7 @@ topic at a time, with all three goals as its cost.
 The two exact searches, in the quotas and in the polish, are all that costs more
 than a walk over partitions and wishes. Each looks at ``EDGES`` edges at most and
 ends where it is when they are used up. A small group has the optimum; in a large
-one moves and shares are as good as the passes before have made them. Work is
+one loads, moves and shares are as good as the passes before have made them. Work is
 O(partitions · log(members) + wishes + EDGES), whatever the wishes are.
 
 Part of the replicated state machine: a release that would compute other
