@@ -330,8 +330,8 @@ ENOUGH = 10_000
 """Edges: the search for even loads is over before, in groups so small."""
 
 
-# Cut short, loads may be two apart where one could give to the other directly: the single moves before the search do not
-# go back to a member for whom there was no taker when it was its turn.
+# Cut short, loads may be two apart where one could give to the other directly: the single moves before the search do
+# not go back to a member for whom there was no taker when it was its turn.
 @example(
     situation=(
         {"m0": ["t0", "t1"], "m1": ["t0"], "m2": ["t0", "t1"]},
