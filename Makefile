@@ -10,13 +10,14 @@ WORKERS ?= auto
 
 export RAY_USAGE_STATS_ENABLED := 0
 
-.PHONY: help setup demo quick test lint types imports unit integration e2e chaos format sim fuzz docs bench build clean console typescript screenshots
+.PHONY: help setup demo quick test lint types imports unit integration e2e chaos format sim mutations fuzz docs bench build clean console typescript screenshots
 
 help:
 	@echo "make demo                      set up, then show that a killed leader loses nothing"
 	@echo "make quick                     lint, types, import rules and the fast unit tests: one to two minutes on two cores, for people at work"
 	@echo "make test                      set up, then lint, types, import rules and tests"
 	@echo "make sim SCHEDULES=n SEED=s    n seeded fault schedules of the simulator; WORLD=losses: of two lost disks at a time; cluster: of the coordinator; applications: of whole clients; jobs: of work queues; transactions: of transactions"
+	@echo "make mutations                 each rule switched off: the simulator has to notice, by the promise that is then broken"
 	@echo "make fuzz INPUTS=n SEED=s      n wrong inputs for every decoder of others' bytes, then for a live replica"
 	@echo "make chaos                     nodes, coordinators, leaders, drivers and queries killed on real clusters; some minutes"
 	@echo "make e2e                       what a person does at a terminal: commands, pipes, signals; and long tests"
@@ -53,7 +54,7 @@ imports: setup
 	.venv/bin/lint-imports
 
 unit: setup
-	$(PYTHON) -m pytest tests/unit $(wildcard tests/sim) -n $(WORKERS)
+	$(PYTHON) -m pytest tests/unit tests/sim -m "not mutation" -n $(WORKERS)
 
 # Two files at a time: starting a Ray is mostly waiting. The deadlines in them leave room for that, but for the tests
 # that promise how soon something happens: those have the machine to themselves. The groups of plain processes have a
@@ -83,6 +84,10 @@ fuzz: setup
 
 sim: setup
 	@$(PYTHON) -m tests.sim.campaign --world $(WORLD) --schedules $(SCHEDULES) --seed $(SEED)
+
+# Whether the simulator would notice: CI runs them after `make test`.
+mutations: setup
+	$(PYTHON) -m pytest tests/sim -m mutation -n $(WORKERS) --durations 10
 
 docs: setup
 	$(PYTHON) scripts/options

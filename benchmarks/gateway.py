@@ -253,15 +253,17 @@ NOW_MS = 1_700_000_000_000
 OFFSET = 1_000_000
 
 
+def http_answer(count: int) -> bytes:
+    """As long as the gateway's."""
+    rows = range(OFFSET, OFFSET + count)
+    places = [Written(partition=0, offset=row, timestamp_ms=NOW_MS) for row in rows]
+    return Places(topic=TOPIC, records=places).model_dump_json().encode()
+
+
 def serve_http_echo(ready: Any) -> None:
     app = FastAPI()
 
-    def answer_of(count: int) -> bytes:
-        rows = range(OFFSET, OFFSET + count)
-        places = [Written(partition=0, offset=row, timestamp_ms=NOW_MS) for row in rows]
-        return Places(topic=TOPIC, records=places).model_dump_json().encode()
-
-    many, one = answer_of(REST_BATCH), answer_of(1)
+    many, one = http_answer(REST_BATCH), http_answer(1)
 
     async def echo(request: Request) -> Response:
         await request.body()

@@ -42,6 +42,7 @@ def test_a_seed_gives_the_same_schedule_in_every_process() -> None:
     check_same_in_every_process("jobs")
 
 
+@pytest.mark.mutation
 @pytest.mark.parametrize("mutation", JOB_MUTATIONS, ids=lambda mutation: mutation.name)
 def test_without_this_rule_the_simulator_fails(mutation: JobMutation) -> None:
     mutation.check_noticed(MUTATION_SCHEDULES)

@@ -41,6 +41,7 @@ def test_a_seed_gives_the_same_schedule_in_every_process() -> None:
     check_same_in_every_process("partition")
 
 
+@pytest.mark.mutation
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.name)
 def test_without_this_remedy_the_simulator_fails(mutation: Mutation) -> None:
     mutation.check_noticed(MUTATION_SCHEDULES)

@@ -26,6 +26,7 @@ def test_producers_meet_what_they_must_live_with() -> None:
     assert sum(outcome.written for outcome in outcomes) > 10
 
 
+@pytest.mark.mutation
 @pytest.mark.parametrize("mutation", TX_MUTATIONS, ids=lambda mutation: mutation.name)
 def test_without_this_rule_the_simulator_fails(mutation: TxMutation) -> None:
     mutation.check_noticed(MUTATION_SCHEDULES)
