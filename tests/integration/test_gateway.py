@@ -183,6 +183,7 @@ def test_a_member_over_rest_and_one_over_grpc_share_a_topic(rq: rayqueue.RayQueu
         assert rq.group("g").lag == 0
 
 
+@pytest.mark.long
 def test_the_command_makes_keys_and_stops_gateways(rq: rayqueue.RayQueue, gateway: dict[str, Any]) -> None:
     context: Any = ray.get_runtime_context
     address = context().gcs_address

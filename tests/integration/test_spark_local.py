@@ -107,6 +107,7 @@ def test_every_record_with_all_its_columns(spark: SparkSession) -> None:
     assert len(places) == ROWS
 
 
+@pytest.mark.long
 def test_a_dataframe_that_is_used_with_and_without_filters(spark: SparkSession) -> None:
     """Spark remembers what it pushed for the first of these queries: with push-down the second would miss rows."""
     whole = frame(spark)
@@ -216,6 +217,7 @@ def test_spark_that_finds_no_room_on_ray_runs_here_and_says_so(rq: RayQueue, spa
 # -- writing ----------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_a_task_that_fails_half_way_leaves_nothing(rq: RayQueue, spark: SparkSession) -> None:
     """Each task writes most of its rows, fails, and is run again: every row is seen once."""
     rq.create_topic("retried", partitions=2, replication=1)
@@ -324,6 +326,7 @@ def finish(query: Any) -> int:
     return sum(1 for progress in query.recentProgress if progress["numInputRows"])
 
 
+@pytest.mark.long
 def test_a_stream_that_is_started_again_goes_on_where_it_ended(
     rq: RayQueue, spark: SparkSession, tmp_path: Path
 ) -> None:

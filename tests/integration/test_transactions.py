@@ -102,6 +102,7 @@ class Bills:
         return bytes(job.value or b"")
 
 
+@pytest.mark.long
 def test_jobs_are_done_with_their_transaction_whatever_becomes_of_the_worker(rq: RayQueue) -> None:
     """One aborts, one is killed between ``ack`` and ``commit``, one commits and is killed before it is visible."""
     rq.create_topic("bills", partitions=2)
