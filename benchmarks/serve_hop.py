@@ -16,6 +16,7 @@ from __future__ import annotations
 import socket
 import sys
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -28,7 +29,6 @@ from benchmarks._bench import Bench, parser, percentile
 from rayqueue.client.embedded import embedded_ray
 
 
-@serve.deployment(num_replicas=1, max_ongoing_requests=1000, ray_actor_options={"num_cpus": 0})
 class Echo:
     def __init__(self, answer: bytes) -> None:
         self._answer = answer
@@ -36,6 +36,12 @@ class Echo:
     async def __call__(self, request: Request) -> Response:
         await request.body()
         return Response(self._answer, media_type="application/json")
+
+
+def deployed() -> Any:
+    """Ray's decorator is not typed."""
+    deployment: Any = serve.deployment(num_replicas=1, max_ongoing_requests=1000, ray_actor_options={"num_cpus": 0})
+    return deployment(Echo).bind(gateway.http_answer(gateway.REST_BATCH))
 
 
 def measure(bench: Bench, who: str, port: int, path: str, seconds: float) -> None:
@@ -68,10 +74,11 @@ def main() -> None:
         port = free_port()
         serve.start(http_options={"host": "127.0.0.1", "port": port})
         try:
-            serve.run(Echo.bind(gateway.http_answer(gateway.REST_BATCH)), route_prefix="/echo")
+            serve.run(deployed(), route_prefix="/echo")
             measure(bench, "serve", port, "/echo", seconds)
         finally:
-            serve.shutdown()
+            stop: Any = serve.shutdown
+            stop()
     figures = bench.figures
     bench.add(hop_p50_ms=figures["serve_p50_ms"] - figures["uvicorn_p50_ms"])
     bench.table("A hop through Serve", ("", ""), list(bench.figures.items()))
