@@ -19,7 +19,7 @@ help:
 	@echo "make sim SCHEDULES=n SEED=s    n seeded fault schedules of the simulator; WORLD=losses: of two lost disks at a time; cluster: of the coordinator; applications: of whole clients; jobs: of work queues; transactions: of transactions"
 	@echo "make mutations                 each rule switched off: the simulator has to notice, by the promise that is then broken"
 	@echo "make fuzz INPUTS=n SEED=s      n wrong inputs for every decoder of others' bytes, then for a live replica"
-	@echo "make chaos                     nodes, coordinators, leaders, drivers and queries killed on real clusters; some minutes"
+	@echo "make chaos [SLICE=1]           nodes, coordinators, leaders, drivers and queries killed on real clusters; some minutes"
 	@echo "make e2e                       what a person does at a terminal: commands, pipes, signals; and long tests"
 	@echo "make bench [QUICK=1]           every published figure, measured again"
 	@echo "make console                   the console's checks and tests, then its page built anew (needs Node 20)"
@@ -70,9 +70,9 @@ e2e: setup
 	@scripts/try-wheel
 	$(PYTHON) -m pytest tests/integration -m long --durations 0
 
-# Whole nodes and drivers die in these, and are waited for. CI runs them after `make test`.
+# Whole nodes and drivers die in these, and are waited for. CI runs a slice of them: SLICE=1, those that are not long.
 chaos: setup
-	$(PYTHON) -m pytest tests/chaos --durations 0
+	$(PYTHON) -m pytest tests/chaos --durations 0 $(if $(SLICE),-m "not long")
 
 format: setup
 	$(PYTHON) -m ruff check --fix

@@ -41,6 +41,7 @@ def all_serve(rq: rayqueue.RayQueue, topic: str, end_offset: int) -> bool:
     )
 
 
+@pytest.mark.long
 def test_nodes_die_come_back_and_join_and_everything_is_started_again(tmp_path: Path) -> None:
     with ray_cluster(*BROKERS) as cluster:
         rq = rayqueue.connect(data_dir=tmp_path)

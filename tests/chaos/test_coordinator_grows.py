@@ -36,6 +36,7 @@ def votes_of_three(nodes: tuple[str, ...] = THREE) -> bool:
         return False
 
 
+@pytest.mark.long
 def test_the_coordinator_grows_with_its_cluster_and_survives_its_first(tmp_path: Path) -> None:
     with ray_cluster("b1") as cluster:
         rq = rayqueue.connect(data_dir=tmp_path)

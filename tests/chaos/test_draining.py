@@ -28,6 +28,7 @@ def drain(address: str, node_id: str) -> None:
     assert accepted, why
 
 
+@pytest.mark.long
 def test_a_node_that_ray_drains_hands_over_and_is_emptied(tmp_path: Path) -> None:
     cluster_settings = {"replace_after_ms": 600_000, "leaders_look_ms": 600_000, "moves_at_once": 4}
     with ray_cluster("b1", "b2", "b3", "b4") as cluster:

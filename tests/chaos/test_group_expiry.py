@@ -15,6 +15,7 @@ from tests.integration.ray_clusters import ray_cluster
 pytestmark = pytest.mark.timeout(240)
 
 
+@pytest.mark.long
 def test_an_unused_group_expires_with_its_positions(tmp_path: Path) -> None:
     with ray_cluster("b1"):
         rq = rayqueue.connect(settings=Settings(data_dir=tmp_path, cluster={"group_retention_ms": 3_000}))

@@ -37,6 +37,7 @@ def values(rq: rayqueue.RayQueue, count: int) -> list[bytes | None]:
     return found
 
 
+@pytest.mark.long
 def test_two_of_three_nodes_are_lost_and_what_is_left_goes_on(tmp_path: Path) -> None:
     with ray_cluster(*BROKERS) as cluster:
         rq = rayqueue.connect(data_dir=tmp_path)
@@ -104,6 +105,7 @@ def test_two_of_three_nodes_are_lost_and_what_is_left_goes_on(tmp_path: Path) ->
         rq.shutdown()
 
 
+@pytest.mark.long
 def test_an_older_copy_of_the_only_replica_is_noticed_and_given_up_in_figures(tmp_path: Path) -> None:
     """Nobody could be asked what it lacks: it is remembered beside its directory."""
     data, backup = tmp_path / "data", tmp_path / "backup"

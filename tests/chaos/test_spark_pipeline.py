@@ -21,6 +21,7 @@ ROOT = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.timeout(600)
 
 
+@pytest.mark.long
 def test_a_pipeline_from_ray_tasks_through_spark_and_back() -> None:
     need_java()
     pytest.importorskip("raydp", reason="RayDP is not installed: scripts/setup installs the extra 'spark'")

@@ -15,6 +15,7 @@ from tests.e2e.test_cli import Shell
 pytestmark = pytest.mark.timeout(300)
 
 
+@pytest.mark.long
 def test_up_down_up(tmp_path: Path) -> None:
     shell = Shell(tmp_path / "data")
     clusters = []
