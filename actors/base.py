@@ -278,7 +278,7 @@ class ReplicaActor(Generic[ReplicaT]):
             self._loop.call_soon_threadsafe(task.cancel)
 
     async def _change(self, change: Callable[[ReplicaSet], ReplicaSet]) -> None:
-        await self._asked(lambda answer: self._replica.change_members(change, answer))
+        await self._asked(lambda answer: self._replica.change_replicas(change, answer))
         self._loop.call_soon_threadsafe(self._look_for_peers.set)
 
     async def _inspected(self) -> Status:

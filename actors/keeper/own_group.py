@@ -106,21 +106,21 @@ class OwnGroup:
             case growth.Place(node, broker):
                 await self._hands.change(PlaceCoordinator(COORDINATOR, node, broker))
             case growth.AddLearner(node):
-                await self._change_members(lambda members: members.with_learner(node))
+                await self._change_replicas(lambda members: members.with_learner(node))
             case growth.Promote(node, ready):
                 for each in ready:
                     handle = await self._hands.handle(ReplicaKey(COORDINATOR, each))
                     await in_time(handle.address.remote(), _READY_S)
-                await self._change_members(lambda members: members.with_voter(node))
+                await self._change_replicas(lambda members: members.with_voter(node))
             case growth.Remove(node):
-                await self._change_members(lambda members: members.without(node))
+                await self._change_replicas(lambda members: members.without(node))
             case growth.Transfer(to):
                 await self._hands.asked(lambda answer: self._hands.replica.transfer_leadership(to, answer))
             case growth.Retire(node):
                 await self._hands.change(RetireCoordinator(COORDINATOR, node, self.coordinators[node]))
 
-    async def _change_members(self, change: Callable[[ReplicaSet], ReplicaSet]) -> None:
-        await self._hands.asked(lambda answer: self._hands.replica.change_members(change, answer))
+    async def _change_replicas(self, change: Callable[[ReplicaSet], ReplicaSet]) -> None:
+        await self._hands.asked(lambda answer: self._hands.replica.change_replicas(change, answer))
 
     def wanted(self, view: ClusterView) -> list[Wanted]:
         return [

@@ -32,6 +32,7 @@ from rayqueue.protocol.seals import Seals
 from rayqueue.protocol.topics import TopicInfo
 from rayqueue.raft.replica_set import ReplicaSet
 from rayqueue.replica.answers import Answer, Deliver, call_each
+from rayqueue.replica.core import ReplicaCore
 from rayqueue.replica.replica import Replica
 from rayqueue.replica.secret import secret_of
 from rayqueue.replica.service import Service
@@ -78,7 +79,7 @@ class ClusterView(NamedTuple):
 class CoordinatorService(Service):
     def __init__(
         self,
-        replica: Replica[CoordinatorService],
+        replica: ReplicaCore[CoordinatorService],
         machine: ClusterMachine,
         settings: Settings,
         on_change: Callable[[], None],

@@ -50,7 +50,7 @@ from rayqueue.protocol.transactions import ResolveTransactions, Transaction
 from rayqueue.records import BATCH_TAG, BatchHeader, RecordBatch
 from rayqueue.replica import carrying
 from rayqueue.replica.carrying import Carrier
-from tests.sim.app_world import AppWorld, PartitionChecker, _settings
+from tests.sim.app_world import BUSY, MIXED, AppWorld, PartitionChecker, _settings, drawn_apart
 from tests.sim.apps import SimDirectory
 from tests.sim.checker import LogChecker
 from tests.sim.ensemble import Ensemble
@@ -208,6 +208,7 @@ class TxWorld(AppWorld):
         trimmed: bool | None = None,
     ) -> None:
         super().__init__(seed, faults=frozenset())
+        self._mixed, self._busy = drawn_apart(MIXED, seed, faults), drawn_apart(BUSY, seed, faults)
         self.rng = Random(f"transactions {seed}")
         self._dice = Random(f"transaction dice {seed}")
         drawn = {fault for fault in FAULTS if self.rng.random() < 0.4}
