@@ -175,6 +175,13 @@ class Consumer(Twin, Generic[ValueT, KeyT]):
         with self._sub.lock:
             return frozenset(assigned.partition for assigned in self._sub.assigned.values() if not assigned.letting_go)
 
+    def positions(self) -> dict[TopicPartition, int]:
+        """The offset of the next record to hand out, as ``position``, of each partition of which it is known by now."""
+        self._caller.check_process()
+        with self._sub.lock:
+            known = [each for each in self._sub.assigned.values() if each.begun and not each.letting_go]
+            return {each.partition: min(each.positions().values()) for each in known}
+
     # -- acknowledging and committing --------------------------------------------------------
 
     def ack(self, record: Record[Any, Any]) -> None:

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from rayqueue.client.admin import GroupDescription, TopicDescription
 from rayqueue.client.group_reset import GroupReset
@@ -62,6 +62,21 @@ class Columns:
     timestamps_ms: list[int | None] | None = None
     priorities: list[int] | None = None
     partitions: list[int | None] | None = None
+
+
+class TailPlaces(NamedTuple):
+    """Where the reader of a topic is: partition to the offset of the next record."""
+
+    topic_id: int
+    """Offsets of an earlier topic of the same name mean nothing in this one."""
+    next: Mapping[int, int]
+
+
+class Tailed(NamedTuple):
+    """A step of a tail: what came, and where it goes on behind that."""
+
+    records: list[Record]
+    places: TailPlaces
 
 
 class Operations:
@@ -322,11 +337,21 @@ class Operations:
         offset: int | None = None,
         start: Literal["earliest", "latest"] = "latest",
         isolation: Isolation | None = None,
-    ) -> AsyncIterator[list[Record]]:
-        """Records as they come; [] every second without any. Until it is closed."""
+        places: TailPlaces | None = None,
+    ) -> AsyncIterator[Tailed]:
+        """Records as they come; none every second without any. Until it is closed. ``places``: of an earlier tail,
+        which is gone on with; they count for more than ``offset``. ``TopicRecreatedError`` if they are of an earlier
+        topic."""
         _topic(caller, "consume", topic)
         if offset is not None and partition is None:
             raise InvalidInputError("an offset needs the partition that it is of")
+        topic_id = (await self._topics.get(topic, fresh=places is not None)).topic_id
+        if places is not None and places.topic_id != topic_id:
+            raise TopicRecreatedError(
+                f"topic {topic!r} was deleted and made again since: read it from its beginning",
+                topic_id=places.topic_id,
+                now=topic_id,
+            )
         with self.limits.streams.held(caller.name):
             options: dict[str, Any] = {"start": start, "on_corrupt": "skip", **isolated(isolation)}
             if partition is None:
@@ -334,12 +359,14 @@ class Operations:
             else:
                 consumer = await self._rq.consumer_async(partitions=[(topic, partition)], **options)
             try:
-                if offset is not None:
-                    await consumer.seek_async((topic, partition or 0), offset)
+                wanted = {} if offset is None or partition is None else {partition: offset}
+                for number, at in {**wanted, **({} if places is None else places.next)}.items():
+                    await consumer.seek_async((topic, number), at)
                 while True:
                     batch = await consumer.poll_async(max_records=_TAIL_RECORDS, timeout_ms=_TAIL_WAIT_MS)
                     _topic(self.again(caller), "consume", topic)
-                    yield batch
+                    next_of = {each.partition: at for each, at in consumer.positions().items()}
+                    yield Tailed(batch, TailPlaces(topic_id, next_of))
             finally:
                 await consumer.close_async()
 

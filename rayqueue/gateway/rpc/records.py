@@ -108,6 +108,7 @@ class Records(RecordServiceServicer):
                         written, _PRODUCED
                     )
                 except RayQueueError as error:
+                    self._gateway.audit.refused_within(rpc.caller, f"Produce {topic}", error)
                     answer = pb.ProduceResponse(number=number, problem=problem_of(error))
                 async with turn:
                     await rpc.context.write(answer)
@@ -148,7 +149,7 @@ class Records(RecordServiceServicer):
             isolation=isolation_of(request.isolation),
         )
         async with aclosing(batches):  # type: ignore[type-var]
-            async for batch in batches:
+            async for batch, _ in batches:
                 if batch:
                     await self._write(rpc, pb.FetchResponse(records=records_of(batch)))
 

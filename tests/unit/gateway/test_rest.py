@@ -52,6 +52,12 @@ def test_topics(rest: httpx.Client) -> None:
     replicas = detail["partitions"][0]["replicas"]
     assert sorted(each["role"] for each in replicas) == ["follower", "follower", "leader"]
     assert {each["high_watermark"] for each in replicas} == {0}
+    leader = next(each for each in replicas if each["role"] == "leader")
+    assert leader["lag"] == 0
+    assert {each["raft"]["leader"] for each in replicas} == {leader["replica_id"]}
+    assert len({each["raft"]["term"] for each in replicas}) == 1
+    assert leader["raft"]["voters"] == sorted(each["replica_id"] for each in replicas)
+    assert leader["raft"]["first_index"] <= leader["raft"]["commit"] == leader["raft"]["last_index"]
     assert rest.delete("/v1/topics/orders").status_code == 204
     problem(rest.delete("/v1/topics/orders"), 404, "unknown_topic")
     problem(rest.get("/v1/topics/orders"), 404, "unknown_topic")
@@ -308,6 +314,39 @@ def test_a_tail_tells_what_comes(rest: httpx.Client) -> None:
     assert [each.get("value", each.get("text")) for each in told] == [{"n": 1}, "two\nlines", 3]
     problem(rest.get("/v1/topics/nothing/tail"), 404, "unknown_topic")
     problem(rest.get("/v1/topics/orders/tail", params={"offset": 1}), 400, "invalid_input")
+
+
+def tailed(rest: httpx.Client, last_id: str | None, wanted: int) -> tuple[list[Any], str]:
+    """So many values of a tail, which is hung up on then, and the last id that it told, as a browser keeps it."""
+    headers = {} if last_id is None else {"Last-Event-ID": last_id}
+    told: list[Any] = []
+    seen = ""
+    with rest.stream("GET", "/v1/topics/orders/tail", headers=headers) as events:
+        assert events.status_code == 200
+        for line in events.iter_lines():
+            if line.startswith("id: "):
+                seen = line.removeprefix("id: ")
+            if line.startswith("data: "):
+                told.append(json.loads(line.removeprefix("data: "))["value"])
+            if not line and seen and len(told) >= wanted:
+                break
+    return told, seen
+
+
+def test_a_tail_that_was_cut_off_goes_on_behind_its_last_event(rest: httpx.Client) -> None:
+    """Also where nothing had come yet: what is written between two connections is not missed."""
+    make(rest, partitions=3)
+    _, seen = tailed(rest, None, 0)
+    put(rest, *({"value": number, "partition": number % 3} for number in range(9)))
+    told, after = tailed(rest, seen, 9)
+    assert sorted(told) == list(range(9))
+    put(rest, {"value": 9, "partition": 1})
+    assert tailed(rest, after, 1)[0] == [9]
+    for wrong in ("0:1", "x", "1/0:1;2", "1/0:" + "9" * 400):
+        problem(rest.get("/v1/topics/orders/tail", headers={"Last-Event-ID": wrong}), 400, "invalid_input")
+    rest.delete("/v1/topics/orders")
+    make(rest, partitions=3)
+    problem(rest.get("/v1/topics/orders/tail", headers={"Last-Event-ID": after}), 409, "topic_recreated")
 
 
 def test_falconqs_routes_answer_as_its_readme_shows(rest: httpx.Client) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.machinery
 import importlib.util
+import json
 import queue
 import threading
 import time
@@ -20,7 +21,9 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 from grpc_status import rpc_status
 
+from rayqueue.gateway.audit import TOPIC as AUDIT
 from rayqueue.gateway.keys import KeyStore
+from rayqueue.gateway.principals import KINDS
 from rayqueue.gateway.rpc.serving import SERVICES
 from rayqueue.gateway.rpc.v1 import admin_pb2, common_pb2, queues_pb2
 from rayqueue.gateway.rpc.v1 import records_pb2 as pb
@@ -503,6 +506,9 @@ def test_every_method_needs_a_key_and_its_grant(rq: memory.MemoryQueue, start: C
     rq.create_topic("orders")
     store = KeyStore(rq)
     nothing, _ = store.create("nothing", [])
+    elsewhere, _ = store.create(
+        "elsewhere", [f"{verb}:{kind}:other*" for verb in ("publish", "consume") for kind in KINDS]
+    )
     revoked, key = store.create("revoked", ["*:*:*"])
     store.revoke(key.key_id)
     gateway = start()
@@ -515,14 +521,35 @@ def test_every_method_needs_a_key_and_its_grant(rq: memory.MemoryQueue, start: C
                     lambda method=method, wrong=wrong, request=request: call(channel, method, wrong, request)
                 )
                 assert told == (grpc.StatusCode.UNAUTHENTICATED, "unauthenticated"), method.name
-            if method.name == "Produce":
-                (answer,) = call(channel, method, nothing.text, request)
-                assert pb.ProduceResponse.FromString(answer).problem.code == "permission_denied"
-                continue
-            told = refused(call, channel, method, nothing.text, request)
-            wanted = "session_elsewhere" if method.name in ("Ack", "CloseSession") else "permission_denied"
-            assert told[1] == wanted, method.name
+            for token in (nothing, elsewhere):
+                if method.name == "Produce":
+                    (answer,) = call(channel, method, token.text, request)
+                    assert pb.ProduceResponse.FromString(answer).problem.code == "permission_denied"
+                    continue
+                told = refused(call, channel, method, token.text, request)
+                wanted = "session_elsewhere" if method.name in ("Ack", "CloseSession") else "permission_denied"
+                assert told[1] == wanted, method.name
     assert rq.topic("orders").records == 0
+
+
+def test_a_refusal_within_a_stream_is_in_the_audit(rq: memory.MemoryQueue, start: Callable[..., Gateway]) -> None:
+    rq.create_topic("orders")
+    token, key = KeyStore(rq).create("elsewhere", ["publish:topic:other"])
+    gateway = start()
+    with grpc.insecure_channel(f"127.0.0.1:{gateway.grpc_port}") as channel:
+        request = pb.ProduceRequest(number=1, topic="orders", records=[common_pb2.NewRecord(value=b"x")])
+        stub = stub_of(RecordServiceStub, channel)
+        (answer,) = stub.Produce(iter([request]), metadata=[("authorization", f"Bearer {token.text}")])
+    assert answer.problem.code == "permission_denied"
+
+    def refusal() -> Any:
+        with rq.consumer(AUDIT) as consumer:
+            found = [json.loads(each.value or b"") for each in consumer.poll(timeout_ms=200)]
+        return next((each for each in found if each["verb"] == "request"), None)
+
+    entry = wait_for(refusal, "the refusal to be written down")
+    assert (entry["key"], entry["name"], entry["source"]) == (key.key_id, "Produce orders", "127.0.0.1")
+    assert (entry["outcome"], entry["needs"]) == ("permission_denied", "publish:topic:orders")
 
 
 @pytest.mark.slow
