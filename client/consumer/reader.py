@@ -140,9 +140,7 @@ class ConsumerTasks:
     async def _commit_passed(self, *, timeout_ms: int | None = None) -> None:
         if self.commits is None or not self.options.exactly_once:
             return
-        try:
-            await self.commits.commit_passed(self._assigned(), timeout_ms=timeout_ms)
-        except RayQueueError as error:
+        for error in await self.commits.commit_passed(self._assigned(), timeout_ms=timeout_ms):
             _log.info("a position has not passed what was aborted yet: %s", error)
 
     # -- the group ---------------------------------------------------------------------------
@@ -177,9 +175,11 @@ class ConsumerTasks:
 
     # -- transactions ------------------------------------------------------------------------
 
-    def staging(self) -> Staging:
+    async def staging(self) -> Staging:
         """The positions that a transaction is to commit: behind all that was handed out."""
         assert self.options.group is not None  # noqa: S101  # exactly_once has one
+        assert self.commits is not None  # noqa: S101  # as it has a group
+        await self.commits.commit_gone_back(self._assigned())
         return Staging(self.options.group, self.subscription)
 
     def rewind(self) -> None:
