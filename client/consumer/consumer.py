@@ -177,10 +177,13 @@ class Consumer(Twin, Generic[ValueT, KeyT]):
 
     # -- acknowledging and committing --------------------------------------------------------
 
-    def ack(self, record: Record[Any, Any]) -> None:
-        """This record is done. From any thread. Of no effect if its partition went to another member."""
+    def ack(self, record: Record[Any, Any]) -> bool:
+        """This record is done. From any thread. May be repeated.
+
+        False, and of no effect, if its partition went to another member since: it is read there.
+        """
         self._caller.check_process()
-        self._sub.ack(TopicPartition(record.topic, record.partition), record.lane, record.offset)
+        return self._sub.ack(TopicPartition(record.topic, record.partition), record.lane, record.offset)
 
     @blocking
     async def commit(self, offsets: Mapping[PartitionLike, Offsets] | None = None, *, rewind: bool = False) -> None:

@@ -37,7 +37,6 @@ from rayqueue.errors import (
 )
 from rayqueue.gateway.limits import Slots
 from rayqueue.gateway.principals import Caller
-from rayqueue.protocol.topics import TopicPartition
 from rayqueue.records import Record
 
 _log = logging.getLogger(__name__)
@@ -45,6 +44,8 @@ _log = logging.getLogger(__name__)
 MAX_UNACKED = 20_000
 _JOIN_S = 10.0
 _LOOK_EVERY_S = 0.5
+_COMMITS = 5
+"""Of one ack. Each but the last lost a partition."""
 
 
 class Place(NamedTuple):
@@ -121,9 +122,10 @@ class Session:
     async def ack(self, places: Iterable[Place]) -> int:
         """These records are done; on the disks of a majority once this returns.
 
-        ``InvalidInputError`` for one that was not handed out; ``StaleGenerationError`` if a partition went to another.
+        ``InvalidInputError`` for one that was not handed out: none is acknowledged then. ``StaleGenerationError`` names
+        the partitions that went to another member: their records are read there, the others are acknowledged.
         """
-        wanted = list(places)
+        wanted = list(dict.fromkeys(places))
         for place in wanted:
             if place not in self.unacked:
                 raise InvalidInputError(
@@ -131,21 +133,35 @@ class Session:
                     "this session, or is acknowledged already",
                     **place._asdict(),
                 )
-        for place in wanted:
-            self._consumer.ack(
-                Record(place.offset, 0, None, None, lane=place.lane, topic=place.topic, partition=place.partition)
-            )
-        try:
-            await self._consumer.commit_async()
-        except StaleGenerationError:
-            mine = self._consumer.assignment()
-            lost = [place for place in self.unacked if TopicPartition(place.topic, place.partition) not in mine]
-            for place in lost:
-                del self.unacked[place]
-            raise
+        lost = self._marked_done(wanted)
+        for _ in range(_COMMITS):
+            try:
+                await self._consumer.commit_async()
+                break
+            except StaleGenerationError:  # one went on the way; what is due of the others is committed by the next
+                lost = self._marked_done(wanted)
+        else:
+            raise StaleGenerationError("partitions of this session go to others again and again: acknowledge once more")
         for place in wanted:
             self.unacked.pop(place, None)
+        if lost:
+            names = sorted({f"{place.topic}-{place.partition}" for place in lost})
+            raise StaleGenerationError(
+                f"{', '.join(names)} went to another member, which reads {len(lost)} of these records again; the other "
+                f"{len(wanted) - len(lost)} are acknowledged",
+                partitions=names,
+            )
         return len(wanted)
+
+    def _marked_done(self, places: Iterable[Place]) -> list[Place]:
+        """Those of them that are not this member's any more."""
+        return [
+            place
+            for place in places
+            if not self._consumer.ack(
+                Record(place.offset, 0, None, None, lane=place.lane, topic=place.topic, partition=place.partition)
+            )
+        ]
 
     def assignment(self) -> list[tuple[str, int]]:
         return sorted((each.topic, each.partition) for each in self._consumer.assignment())
