@@ -8,6 +8,8 @@ the audit. What is wrong is a ``RayQueueError``, from here or from the client.
 from __future__ import annotations
 
 import asyncio
+import math
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -391,13 +393,48 @@ class Operations:
         for topic in session.topics:
             _topic(caller, "consume", topic)
 
+    async def open_and_poll(
+        self,
+        caller: Caller,
+        group: str,
+        topics: Sequence[str],
+        *,
+        max_records: int,
+        wait_ms: int,
+        within_s: float,
+        **options: Any,
+    ) -> tuple[str, list[Record], int]:
+        """A new session's id, its first records and their cursor, within so long: who does not hear of the session
+        cannot use it, and it keeps its share of the partitions from others, so it ends if this fails."""
+        _count(max_records)
+        self.checked_wait(wait_ms)
+        began_s = time.monotonic()
+        session = await self.open_session(caller, group, topics, **options)
+        try:
+            left_s = within_s - (time.monotonic() - began_s)
+            found, cursor = await self.poll(
+                caller, session.session_id, max_records=max_records, wait_ms=wait_ms, within_s=left_s
+            )
+        except BaseException:
+            await self._sessions.drop(session)
+            raise
+        return session.session_id, found, cursor
+
     async def poll(
-        self, caller: Caller, session_id: str, *, max_records: int, wait_ms: int, cursor: int | None = None
+        self,
+        caller: Caller,
+        session_id: str,
+        *,
+        max_records: int,
+        wait_ms: int,
+        cursor: int | None = None,
+        within_s: float = math.inf,
     ) -> tuple[list[Record], int]:
-        """The session's next records, and the cursor behind them. ``cursor``: the last one that the caller has seen."""
+        """The session's next records, and the cursor behind them. ``cursor``: the last one that the caller has seen.
+        ``within_s``: for so long, however long it may wait."""
         session = self.session(caller, session_id)
         async with session.lock:
-            found = await session.read(_count(max_records), self.checked_wait(wait_ms), cursor)
+            found = await session.read(_count(max_records), self.checked_wait(wait_ms), cursor, within_s=within_s)
         self.check_reader(self.again(caller), session)  # he has waited; others read what he does not get
         return found
 

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import secrets
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -76,8 +77,13 @@ class Session:
         self._consumer = consumer
         self._joined = False
 
-    async def read(self, max_records: int, wait_ms: int, cursor: int | None) -> tuple[list[Record], int]:
-        """The next records, and the cursor behind them; those after ``cursor`` again, if that is what was seen last."""
+    async def read(
+        self, max_records: int, wait_ms: int, cursor: int | None, *, within_s: float = math.inf
+    ) -> tuple[list[Record], int]:
+        """The next records, and the cursor behind them; those after ``cursor`` again, if that is what was seen last.
+
+        ``within_s``: for so long, however long it may wait for its share and for the records.
+        """
         if cursor is not None and cursor < self.cursor:
             again = [each for each in self.unacked.values() if each[0] > cursor][:max_records]
             if again:
@@ -86,21 +92,24 @@ class Session:
             raise InvalidInputError(f"this session has handed out {self.cursor} records: there is no cursor {cursor}")
         if cursor is None and self.cursor:
             self._seen = False  # he may have missed an answer, and nobody would know
-        return await self.poll(max_records, wait_ms), self.cursor
+        return await self.poll(max_records, wait_ms, within_s=within_s), self.cursor
 
-    async def poll(self, max_records: int, wait_ms: int, *, remember: bool = True) -> list[Record]:
+    async def poll(
+        self, max_records: int, wait_ms: int, *, remember: bool = True, within_s: float = math.inf
+    ) -> list[Record]:
         """The next records; [] if none came in time. The first call also waits for its share of the partitions."""
         if remember and len(self.unacked) + max_records > MAX_UNACKED:
             raise QueueFullError(f"{len(self.unacked)} records of this session are not acknowledged: ack some first")
+        over_s = time.monotonic() + within_s
+        found: list[Record] = []
         if not self._joined:
-            deadline_s = time.monotonic() + _JOIN_S
+            deadline_s = min(time.monotonic() + _JOIN_S, over_s)
             found = await self._consumer.poll_async(max_records=max_records, timeout_ms=0)
             while not found and not self._consumer.assignment() and time.monotonic() < deadline_s:
                 found = await self._consumer.poll_async(max_records=max_records, timeout_ms=50)
-            self._joined = True
-        else:
-            found = []
+            self._joined = bool(found or self._consumer.assignment()) or deadline_s < over_s
         if not found:
+            wait_ms = int(min(wait_ms, max(0.0, over_s - time.monotonic()) * 1000))
             found = await self._consumer.poll_async(max_records=max_records, timeout_ms=wait_ms)
         if remember:
             for number, each in enumerate(found, self.cursor + 1):
@@ -254,6 +263,10 @@ class Sessions:
 
     async def end(self, caller: Caller, session_id: str) -> None:
         await self._end(self.find(caller, session_id))
+
+    async def drop(self, session: Session) -> None:
+        """Nobody knows of it."""
+        await self._end(session)
 
     # -- consumers that are tracked by their names ---------------------------------------------
 

@@ -8,6 +8,7 @@ with it.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncIterator
 from contextlib import aclosing, suppress
 from functools import partial
@@ -31,6 +32,9 @@ _SEND_RECORDS = 1000
 _POLL_MS = 500
 _MAX_CREDIT = 1_000_000
 _DEFAULT_RECORDS = 500
+_OF_DEADLINE = 0.75
+"""So much of a caller's time may go by before he is told of his session: else he would ask for another, and the first
+would keep his partitions."""
 LOOK_EVERY_S = 1.0
 """How long a stream that is owed nothing is left alone: then its caller's key is looked at again."""
 _APPENDED = pb.AppendResponse.RECORDS_FIELD_NUMBER
@@ -62,22 +66,28 @@ class Records(RecordServiceServicer):
 
     async def Poll(self, request: pb.PollRequest, rpc: Rpc) -> pb.PollResponse:  # noqa: N802
         session = request.session
-        if not session:
-            start = "latest" if request.start_at_end else "earliest"
-            opened = await self._operations.open_session(
+        most = request.max_records or _DEFAULT_RECORDS
+        if session:
+            found, cursor = await self._operations.poll(
                 rpc.caller,
-                request.group,
-                list(request.topics),
-                start=start,  # type: ignore[arg-type]
-                isolation=isolation_of(request.isolation),
+                session,
+                max_records=most,
+                wait_ms=request.wait_ms,
+                cursor=request.cursor if request.HasField("cursor") else None,
             )
-            session = opened.session_id
-        found, cursor = await self._operations.poll(
+            return pb.PollResponse(session=session, records=records_of(found), cursor=cursor)
+        if request.cursor:
+            raise InvalidInputError("a cursor is of a session that there is: name it")
+        left_s = rpc.context.time_remaining()
+        session, found, cursor = await self._operations.open_and_poll(
             rpc.caller,
-            session,
-            max_records=request.max_records or _DEFAULT_RECORDS,
+            request.group,
+            list(request.topics),
+            max_records=most,
             wait_ms=request.wait_ms,
-            cursor=request.cursor if request.HasField("cursor") else None,
+            within_s=math.inf if left_s is None else left_s * _OF_DEADLINE,
+            start="latest" if request.start_at_end else "earliest",
+            isolation=isolation_of(request.isolation),
         )
         return pb.PollResponse(session=session, records=records_of(found), cursor=cursor)
 
