@@ -299,7 +299,12 @@ class Operations:
         _topic(caller, "consume", topic)
         async with self._reading(topic, partition, isolation) as consumer:
             found: list[Record] = await consumer.peek_async(
-                topic, partition, offset=offset, timestamp_ms=timestamp_ms, max_records=_count(max_records)
+                topic,
+                partition,
+                offset=offset,
+                timestamp_ms=timestamp_ms,
+                max_records=_count(max_records),
+                max_bytes=self._settings.max_answer_bytes,
             )
             return found
 
@@ -339,7 +344,9 @@ class Operations:
                 if offset is not None:
                     await consumer.seek_async((topic, partition or 0), offset)
                 while True:
-                    batch = await consumer.poll_async(max_records=_TAIL_RECORDS, timeout_ms=_TAIL_WAIT_MS)
+                    batch = await consumer.poll_async(
+                        max_records=_TAIL_RECORDS, timeout_ms=_TAIL_WAIT_MS, max_bytes=self._settings.max_answer_bytes
+                    )
                     _topic(self.again(caller), "consume", topic)
                     yield batch
             finally:
@@ -498,6 +505,10 @@ class Operations:
         """Whether the coordinator answers."""
         await self._rq.cluster_async()
         return True
+
+    @property
+    def max_answer_bytes(self) -> int:
+        return self._settings.max_answer_bytes
 
     def checked_wait(self, wait_ms: int) -> int:
         if not 0 <= wait_ms <= self._settings.max_wait_ms:

@@ -39,6 +39,7 @@ from rayqueue.errors import (
 from rayqueue.gateway.limits import Slots
 from rayqueue.gateway.principals import Caller
 from rayqueue.records import Record
+from rayqueue.records.room import Room
 
 _log = logging.getLogger(__name__)
 
@@ -61,7 +62,10 @@ class Place(NamedTuple):
 class Session:
     """One consumer, used by one request at a time."""
 
-    def __init__(self, session_id: str, owner: str, group: str, topics: Sequence[str], consumer: Any) -> None:
+    def __init__(
+        self, session_id: str, owner: str, group: str, topics: Sequence[str], consumer: Any, max_bytes: int
+    ) -> None:
+        """``max_bytes``: of one answer."""
         self.session_id = session_id
         self.owner = owner
         self.group = group
@@ -75,6 +79,7 @@ class Session:
         self.lock = asyncio.Lock()
         self.closed = False
         self._consumer = consumer
+        self._max_bytes = max_bytes
         self._joined = False
 
     async def read(
@@ -87,7 +92,9 @@ class Session:
         if cursor is not None and cursor < self.cursor:
             again = [each for each in self.unacked.values() if each[0] > cursor][:max_records]
             if again:
-                return [record for _, record in again], again[-1][0]
+                found = [record for _, record in again]
+                count = Room(self._max_bytes).cut(found)
+                return found[:count], again[count - 1][0]
         elif cursor is not None and cursor > self.cursor:
             raise InvalidInputError(f"this session has handed out {self.cursor} records: there is no cursor {cursor}")
         if cursor is None and self.cursor:
@@ -104,18 +111,28 @@ class Session:
         found: list[Record] = []
         if not self._joined:
             deadline_s = min(time.monotonic() + _JOIN_S, over_s)
-            found = await self._consumer.poll_async(max_records=max_records, timeout_ms=0)
+            found = await self._next(max_records, 0)
             while not found and not self._consumer.assignment() and time.monotonic() < deadline_s:
-                found = await self._consumer.poll_async(max_records=max_records, timeout_ms=50)
+                found = await self._consumer.poll_async(
+                    max_records=max_records, max_bytes=self._max_bytes, timeout_ms=50
+                )
             self._joined = bool(found or self._consumer.assignment()) or deadline_s < over_s
         if not found:
             wait_ms = int(min(wait_ms, max(0.0, over_s - time.monotonic()) * 1000))
-            found = await self._consumer.poll_async(max_records=max_records, timeout_ms=wait_ms)
+            found = await self._consumer.poll_async(
+                max_records=max_records, max_bytes=self._max_bytes, timeout_ms=wait_ms
+            )
         if remember:
             for number, each in enumerate(found, self.cursor + 1):
                 self.unacked[Place(each.topic, each.partition, each.offset, each.lane)] = number, each
             self.cursor += len(found)
         return list(found)
+
+    async def _next(self, max_records: int, wait_ms: int) -> list[Record]:
+        found: list[Record] = await self._consumer.poll_async(
+            max_records=max_records, max_bytes=self._max_bytes, timeout_ms=wait_ms
+        )
+        return found
 
     async def ack_through(self, cursor: int) -> int:
         """All that were handed out up to this cursor are done."""
@@ -309,7 +326,9 @@ class Sessions:
         except BaseException:
             self._streams.release(caller.name)
             raise
-        session = self._known[session_id] = Session(session_id, caller.name, group, topics, consumer)
+        session = self._known[session_id] = Session(
+            session_id, caller.name, group, topics, consumer, self._settings.max_answer_bytes
+        )
         session.timeout_s = timeout_s
         session.heard_s = self._clock_s()
         return session
