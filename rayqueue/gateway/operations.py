@@ -34,6 +34,7 @@ from rayqueue.errors import (
 )
 from rayqueue.gateway.audit import TOPIC as AUDIT
 from rayqueue.gateway.audit import Audit
+from rayqueue.gateway.draining import Draining
 from rayqueue.gateway.limits import Limits
 from rayqueue.gateway.numbered import REPEATABLE_MS, NumberedWrite, Placement, check_ahead
 from rayqueue.gateway.outcomes import worst
@@ -80,6 +81,7 @@ class Operations:
         audit: Audit,
         now_ms: Callable[[], int],
         again: Callable[[Caller], Caller],
+        drain: Draining,
     ) -> None:
         """``again``: the same caller as he is now, for what lasts longer than one request."""
         self._rq = rq
@@ -90,6 +92,7 @@ class Operations:
         self._audit = audit
         self._now_ms = now_ms
         self.again = again
+        self.drain = drain
         self._topics = TopicCache(rq)
         self._producer: Any = None
 
@@ -344,6 +347,7 @@ class Operations:
                 if offset is not None:
                     await consumer.seek_async((topic, partition or 0), offset)
                 while True:
+                    self.drain.check()
                     batch = await consumer.poll_async(
                         max_records=_TAIL_RECORDS, timeout_ms=_TAIL_WAIT_MS, max_bytes=self._settings.max_answer_bytes
                     )

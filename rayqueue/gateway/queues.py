@@ -229,12 +229,15 @@ class Queues:
         wait_ms = self._operations.checked_wait(wait_ms)
         taken: list[TakenJob] = []
 
-        async def take() -> None:
+        async def take() -> bool:
             max_bytes = self._operations.max_answer_bytes
             taken.extend(await queue.take(max_jobs, wait_ms=wait_ms, lease_ms=lease_ms or 0, max_bytes=max_bytes))
+            return True
 
         try:
-            await self._in_io(take())
+            if not await self._operations.drain.unless_begun(self._in_io(take()), False):
+                self._rq.io.loop.call_soon_threadsafe(queue.give_back, taken)
+                return []
         except asyncio.CancelledError:
             self._rq.io.loop.call_soon_threadsafe(queue.give_back, taken)
             raise
@@ -313,8 +316,14 @@ class Queues:
         if where.partition >= len((await self._info(name)).partitions):
             raise UnknownJobError(f"there is no job {job} in {name}", job=job)
         handle = self._handle(name)
-        call = GetResult(id=where.offset, wait_ms=wait_ms)
-        found: JobResult = await run_awaiting(handle.ask_partition(where.partition, call, may_take_ms=wait_ms))
+
+        async def ask(wait_ms: int) -> JobResult | None:
+            call = GetResult(id=where.offset, wait_ms=wait_ms)
+            told: JobResult = await run_awaiting(handle.ask_partition(where.partition, call, may_take_ms=wait_ms))
+            return told
+
+        found = (await self._operations.drain.unless_begun(ask(wait_ms), None)) or await ask(0)
+        assert found is not None  # noqa: S101  # it is asked for without an end
         _queue(self._operations.again(caller), "describe", name)  # he has waited
         if found.state == "gone":
             raise UnknownJobError(

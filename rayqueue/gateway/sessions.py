@@ -78,6 +78,7 @@ class Session:
         self._seen = True
         self.lock = asyncio.Lock()
         self.closed = False
+        self._hurried = False
         self._consumer = consumer
         self._max_bytes = max_bytes
         self._joined = False
@@ -112,12 +113,14 @@ class Session:
         if not self._joined:
             deadline_s = min(time.monotonic() + _JOIN_S, over_s)
             found = await self._next(max_records, 0)
-            while not found and not self._consumer.assignment() and time.monotonic() < deadline_s:
+            while not found and not self._consumer.assignment() and not self._hurried:
+                if time.monotonic() >= deadline_s:
+                    break
                 found = await self._consumer.poll_async(
                     max_records=max_records, max_bytes=self._max_bytes, timeout_ms=50
                 )
             self._joined = bool(found or self._consumer.assignment()) or deadline_s < over_s
-        if not found:
+        if not found and not self._hurried:
             wait_ms = int(min(wait_ms, max(0.0, over_s - time.monotonic()) * 1000))
             found = await self._consumer.poll_async(
                 max_records=max_records, max_bytes=self._max_bytes, timeout_ms=wait_ms
@@ -195,6 +198,11 @@ class Session:
     def wakeup(self) -> None:
         self._consumer.wakeup()
 
+    def hurry(self) -> None:
+        """Nothing waits here any more."""
+        self._hurried = True
+        self.wakeup()
+
     async def close(self) -> None:
         self.closed = True
         with suppress(RayQueueError):
@@ -227,11 +235,15 @@ class Sessions:
     async def start(self) -> None:
         self._task = asyncio.get_running_loop().create_task(self._expire())
 
+    def hurry(self) -> None:
+        """Polls that wait answer with what there is."""
+        for session in list(self._known.values()):
+            session.hurry()
+
     async def close(self) -> None:
         if self._task is not None:
             self._task.cancel()
-        for session in list(self._known.values()):
-            session.wakeup()
+        self.hurry()
         await asyncio.gather(*(self._end(each) for each in list(self._known.values())), return_exceptions=True)
 
     # -- sessions that a caller opens -----------------------------------------------------------
