@@ -31,6 +31,7 @@ from rayqueue.net.backoff import Backoff
 from rayqueue.net.interfaces import ask
 from rayqueue.protocol.jobs import FindJobs, Job, Leased, LeaseJobs, Settled, SettleJobs, Settlement, WithdrawRequest
 from rayqueue.protocol.topics import TopicInfo, TopicPartition, check_name
+from rayqueue.records.room import Room
 
 if TYPE_CHECKING:
     from rayqueue.client.routes import ClusterRoutes
@@ -116,24 +117,36 @@ class DetachedQueue:
 
     # -- taking --------------------------------------------------------------------------------
 
-    async def take(self, max_jobs: int, *, wait_ms: int, lease_ms: int = 0) -> list[TakenJob]:
-        """The next jobs, at most so many; waits for the first. [] if none came. Cancelled, it takes none."""
+    async def take(
+        self, max_jobs: int, *, wait_ms: int, lease_ms: int = 0, max_bytes: int | None = None
+    ) -> list[TakenJob]:
+        """The next jobs, at most so many; waits for the first. [] if none came. Cancelled, it takes none.
+
+        ``max_bytes``: of all of them; one that is larger comes alone.
+        """
+        max_bytes = max_bytes or self._settings.consumer.fetch_bytes
+        found = await self._take(max_jobs, wait_ms, lease_ms, max_bytes)
+        count = Room(max_bytes).cut([each.job for each in found])
+        self.give_back(found[count:])
+        return found[:count]
+
+    async def _take(self, max_jobs: int, wait_ms: int, lease_ms: int, max_bytes: int) -> list[TakenJob]:
         deadline_s = time.monotonic() + wait_ms / 1000
         info = await self.info()
         try:
-            found = await self._look(info, max_jobs, lease_ms)
+            found = await self._look(info, max_jobs, lease_ms, max_bytes)
         except TopicRecreatedError:  # the caller means the one there is
             info = await self.info(fresh=True)
-            found = await self._look(info, max_jobs, lease_ms)
+            found = await self._look(info, max_jobs, lease_ms, max_bytes)
         while not found and (left_ms := round((deadline_s - time.monotonic()) * 1000)) > 0:
             info = await self.info()
             numbers = range(len(info.partitions))
             park_ms = min(left_ms, _PARK_MS if len(numbers) > 1 else _ALONE_MS)
-            asks = [self._ask(info, number, max_jobs, lease_ms, park_ms) for number in numbers]
+            asks = [self._ask(info, number, max_jobs, lease_ms, park_ms, max_bytes) for number in numbers]
             found = await self._first(asks, max_jobs, park_ms / 1000 + _ASK_S)
         return found
 
-    async def _look(self, info: TopicInfo, max_jobs: int, lease_ms: int) -> list[TakenJob]:
+    async def _look(self, info: TopicInfo, max_jobs: int, lease_ms: int, max_bytes: int) -> list[TakenJob]:
         """What there is now: from one partition, or from as many as it takes."""
         total = len(info.partitions)
         order = [(self._turn + step) % total for step in range(total)]
@@ -143,19 +156,22 @@ class DetachedQueue:
         while order and len(found) < max_jobs:
             asked, order = order[:width], order[width:]
             share = -(-(max_jobs - len(found)) // len(asked))
-            asks = [self._ask(info, number, share, lease_ms, 0) for number in asked]
+            share_bytes = max(1, max_bytes // len(asked))
+            asks = [self._ask(info, number, share, lease_ms, 0, share_bytes) for number in asked]
             found += await self._first(asks, max_jobs - len(found), _ASK_S)
             width *= 2
             if found:
                 break
         return found
 
-    async def _ask(self, info: TopicInfo, number: int, max_jobs: int, lease_ms: int, wait_ms: int) -> list[TakenJob]:
+    async def _ask(
+        self, info: TopicInfo, number: int, max_jobs: int, lease_ms: int, wait_ms: int, max_bytes: int
+    ) -> list[TakenJob]:
         call = LeaseJobs(
             worker=self._worker,
             attempt=next(self._attempts),
             max_jobs=max_jobs,
-            max_bytes=self._settings.consumer.fetch_bytes,
+            max_bytes=max_bytes,
             wait_ms=wait_ms,
             lease_ms=lease_ms,
             detached=True,

@@ -8,6 +8,8 @@ the audit. What is wrong is a ``RayQueueError``, from here or from the client.
 from __future__ import annotations
 
 import asyncio
+import math
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -32,6 +34,7 @@ from rayqueue.errors import (
 )
 from rayqueue.gateway.audit import TOPIC as AUDIT
 from rayqueue.gateway.audit import Audit
+from rayqueue.gateway.draining import Draining
 from rayqueue.gateway.limits import Limits
 from rayqueue.gateway.numbered import REPEATABLE_MS, NumberedWrite, Placement, check_ahead
 from rayqueue.gateway.outcomes import worst
@@ -93,6 +96,7 @@ class Operations:
         audit: Audit,
         now_ms: Callable[[], int],
         again: Callable[[Caller], Caller],
+        drain: Draining,
     ) -> None:
         """``again``: the same caller as he is now, for what lasts longer than one request."""
         self._rq = rq
@@ -103,6 +107,7 @@ class Operations:
         self._audit = audit
         self._now_ms = now_ms
         self.again = again
+        self.drain = drain
         self._topics = TopicCache(rq)
         self._producer: Any = None
 
@@ -312,7 +317,12 @@ class Operations:
         _topic(caller, "consume", topic)
         async with self._reading(topic, partition, isolation) as consumer:
             found: list[Record] = await consumer.peek_async(
-                topic, partition, offset=offset, timestamp_ms=timestamp_ms, max_records=_count(max_records)
+                topic,
+                partition,
+                offset=offset,
+                timestamp_ms=timestamp_ms,
+                max_records=_count(max_records),
+                max_bytes=self._settings.max_answer_bytes,
             )
             return found
 
@@ -363,7 +373,10 @@ class Operations:
                 for number, at in {**wanted, **({} if places is None else places.next)}.items():
                     await consumer.seek_async((topic, number), at)
                 while True:
-                    batch = await consumer.poll_async(max_records=_TAIL_RECORDS, timeout_ms=_TAIL_WAIT_MS)
+                    self.drain.check()
+                    batch = await consumer.poll_async(
+                        max_records=_TAIL_RECORDS, timeout_ms=_TAIL_WAIT_MS, max_bytes=self._settings.max_answer_bytes
+                    )
                     _topic(self.again(caller), "consume", topic)
                     next_of = {each.partition: at for each, at in consumer.positions().items()}
                     yield Tailed(batch, TailPlaces(topic_id, next_of))
@@ -418,13 +431,48 @@ class Operations:
         for topic in session.topics:
             _topic(caller, "consume", topic)
 
+    async def open_and_poll(
+        self,
+        caller: Caller,
+        group: str,
+        topics: Sequence[str],
+        *,
+        max_records: int,
+        wait_ms: int,
+        within_s: float,
+        **options: Any,
+    ) -> tuple[str, list[Record], int]:
+        """A new session's id, its first records and their cursor, within so long: who does not hear of the session
+        cannot use it, and it keeps its share of the partitions from others, so it ends if this fails."""
+        _count(max_records)
+        self.checked_wait(wait_ms)
+        began_s = time.monotonic()
+        session = await self.open_session(caller, group, topics, **options)
+        try:
+            left_s = within_s - (time.monotonic() - began_s)
+            found, cursor = await self.poll(
+                caller, session.session_id, max_records=max_records, wait_ms=wait_ms, within_s=left_s
+            )
+        except BaseException:
+            await self._sessions.drop(session)
+            raise
+        return session.session_id, found, cursor
+
     async def poll(
-        self, caller: Caller, session_id: str, *, max_records: int, wait_ms: int, cursor: int | None = None
+        self,
+        caller: Caller,
+        session_id: str,
+        *,
+        max_records: int,
+        wait_ms: int,
+        cursor: int | None = None,
+        within_s: float = math.inf,
     ) -> tuple[list[Record], int]:
-        """The session's next records, and the cursor behind them. ``cursor``: the last one that the caller has seen."""
+        """The session's next records, and the cursor behind them. ``cursor``: the last one that the caller has seen.
+        ``within_s``: for so long, however long it may wait."""
         session = self.session(caller, session_id)
         async with session.lock:
-            found = await session.read(_count(max_records), self.checked_wait(wait_ms), cursor)
+            found = await session.read(_count(max_records), self.checked_wait(wait_ms), cursor, within_s=within_s)
         self.check_reader(self.again(caller), session)  # he has waited; others read what he does not get
         return found
 
@@ -488,6 +536,10 @@ class Operations:
         """Whether the coordinator answers."""
         await self._rq.cluster_async()
         return True
+
+    @property
+    def max_answer_bytes(self) -> int:
+        return self._settings.max_answer_bytes
 
     def checked_wait(self, wait_ms: int) -> int:
         if not 0 <= wait_ms <= self._settings.max_wait_ms:

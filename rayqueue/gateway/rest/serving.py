@@ -28,6 +28,7 @@ from rayqueue.errors import (
     UnsupportedMediaError,
 )
 from rayqueue.gateway.audit import REFUSALS, asked_from
+from rayqueue.gateway.draining import cut_off
 from rayqueue.gateway.principals import ANYONE, Caller, shown_key
 from rayqueue.gateway.rest import bodies, problems
 from rayqueue.gateway.rest.console import add_console
@@ -139,6 +140,10 @@ class _Serving:
             if gateway.keys.some and isinstance(error, REFUSALS):
                 gateway.audit.refused(shown_key(token), f"{route.method} {scope['path']}", error, source)
             return of_error(error)
+        except asyncio.CancelledError:
+            if not gateway.draining:
+                raise
+            return of_error(cut_off(changes=route.method != "GET"))
         except bodies.SlowCallerError:
             return Reply(408, b"", {"connection": "close"}, None)
         except Exception:  # noqa: BLE001  # a bug: the log has it, the caller is not told

@@ -11,6 +11,7 @@ import httpx
 import msgspec
 import pytest
 
+from rayqueue.client.consumer.consumer import Consumer
 from rayqueue.errors import LeadershipLostError, OutcomeUnknownError, QueueFullError
 from rayqueue.gateway.numbered import NumberedWrite
 from rayqueue.gateway.rest import problems
@@ -418,3 +419,49 @@ def test_without_a_leader_a_publish_is_told_to_retry(rq: memory.MemoryQueue, sta
             answer = rest.post("/v1/topics/orders/records", json={"records": [{"text": "x"}]})
         assert answer.status_code in (503, 504)
         assert answer.headers["content-type"] == problems.CONTENT_TYPE
+
+
+@pytest.mark.slow
+def test_an_ack_tells_what_another_member_reads_and_keeps_the_rest(rest: httpx.Client, rq: memory.MemoryQueue) -> None:
+    make(rest, partitions=2)
+    put(rest, *({"text": str(number), "partition": number % 2} for number in range(20)))
+    first = rest.post("/v1/groups/g/sessions", json={"topics": ["orders"]}).json()["session"]
+    cursor = 0
+    while cursor < 20:
+        cursor = rest.get(f"/v1/sessions/{first}/records", params={"wait_ms": 500, "cursor": cursor}).json()["cursor"]
+    again: list[Any] = []
+    with rq.consumer("orders", group="g", auto_commit=False) as second:
+
+        def shared() -> bool:  # the first gives one up while it asks for more
+            again.extend(second.poll(timeout_ms=50))
+            more = rest.get(f"/v1/sessions/{first}/records", params={"wait_ms": 1, "cursor": cursor})
+            assert not more.json()["records"]
+            return len(again) == 10
+
+        wait_for(shared, "the second to read its half again")
+        (gone,) = {each.partition for each in again}
+        told = problem(rest.post(f"/v1/sessions/{first}/ack", json={"through": cursor}), 409, "stale_generation")
+        assert f"orders-{gone} went to another member" in told["detail"]
+        assert "the other 10 are acknowledged" in told["detail"]
+        assert rest.post(f"/v1/sessions/{first}/ack", json={"through": cursor}).json() == {"acknowledged": 0}
+        lags = {each["partition"]: each["lag"] for each in rest.get("/v1/groups/g").json()["partitions"]}
+        assert lags == {gone: 10, 1 - gone: 0}
+
+
+def test_an_ack_that_could_not_be_committed_may_be_repeated(
+    rest: httpx.Client, rq: memory.MemoryQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make(rest)
+    put(rest, {"text": "a"}, {"text": "b"})
+    session = rest.post("/v1/groups/g/sessions", json={"topics": ["orders"]}).json()["session"]
+    assert rest.get(f"/v1/sessions/{session}/records", params={"wait_ms": 5000}).json()["cursor"] == 2
+
+    def fails(*_: Any) -> Any:
+        raise LeadershipLostError("the leader has just gone")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(Consumer, "commit_async", fails)
+        problem(rest.post(f"/v1/sessions/{session}/ack", json={"through": 2}), 504, "leadership_lost")
+    done = [{"topic": "orders", "partition": 0, "offset": offset, "lane": 0} for offset in (0, 1, 1)]
+    assert rest.post(f"/v1/sessions/{session}/ack", json={"records": done}).json() == {"acknowledged": 2}
+    assert rq.group("g").lag == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib.machinery
 import importlib.util
 import json
@@ -21,6 +22,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 from grpc_status import rpc_status
 
+from rayqueue.errors import LeadershipLostError
 from rayqueue.gateway.audit import TOPIC as AUDIT
 from rayqueue.gateway.keys import KeyStore
 from rayqueue.gateway.principals import KINDS
@@ -31,6 +33,7 @@ from rayqueue.gateway.rpc.v1.admin_pb2_grpc import AdminServiceStub
 from rayqueue.gateway.rpc.v1.queues_pb2_grpc import QueueServiceStub
 from rayqueue.gateway.rpc.v1.records_pb2_grpc import RecordServiceStub
 from rayqueue.gateway.server import Gateway
+from rayqueue.gateway.sessions import Session
 from rayqueue.testing import memory, wait_for
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -235,11 +238,54 @@ def test_a_subscription_whose_caller_is_silent_or_gone_leaves_its_group(
     gone.end()
 
 
+def test_a_first_poll_that_fails_leaves_no_session_behind(
+    records: Any, admin: Any, gateway: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    admin.CreateTopic(admin_pb2.CreateTopicRequest(name="orders"))
+    of = {"group": "g", "topics": ["orders"]}
+    for wrong in ({"max_records": 20_000}, {"wait_ms": 10**6}, {"cursor": 1}, {"isolation": 7}):
+        told = refused(records.Poll, pb.PollRequest(**of, **wrong))  # type: ignore[arg-type]
+        assert told == (grpc.StatusCode.INVALID_ARGUMENT, "invalid_input")
+    assert len(gateway._sessions) == 0
+
+    async def fails(*_: Any, **__: Any) -> Any:
+        raise LeadershipLostError("the leader has just gone")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(Session, "read", fails)
+        refused(records.Poll, pb.PollRequest(**of))  # type: ignore[arg-type]
+    assert len(gateway._sessions) == 0
+
+    async def never(*_: Any, **__: Any) -> Any:
+        await asyncio.Event().wait()
+
+    with monkeypatch.context() as broken:
+        broken.setattr(Session, "read", never)
+        with pytest.raises(grpc.RpcError):
+            records.Poll(pb.PollRequest(**of), timeout=0.5)  # type: ignore[arg-type]
+    wait_for(lambda: len(gateway._sessions) == 0, "the session to be closed", 10)
+
+
+def test_a_deadline_shorter_than_the_first_wait_gets_the_session(
+    records: Any, admin: Any, gateway: Gateway, rq: memory.MemoryQueue
+) -> None:
+    """Else each attempt would leave one behind that keeps the partitions."""
+    admin.CreateTopic(admin_pb2.CreateTopicRequest(name="orders"))
+    first = records.Poll(pb.PollRequest(group="g", topics=["orders"], wait_ms=20_000), timeout=2.0)
+    assert first.session
+    assert not first.records
+    records.Append(pb.AppendRequest(topic="orders", records=new(b"1")))
+    later = records.Poll(pb.PollRequest(session=first.session, wait_ms=5000), timeout=10)
+    assert [each.value for each in later.records] == [b"1"]
+
+
 @pytest.mark.slow
 def test_a_deadline_and_a_cancellation_end_a_call(records: Any, admin: Any, gateway: Gateway) -> None:
     admin.CreateTopic(admin_pb2.CreateTopicRequest(name="orders"))
+    session = records.Poll(pb.PollRequest(group="g", topics=["orders"])).session
     with pytest.raises(grpc.RpcError) as told:
-        records.Poll(pb.PollRequest(group="g", topics=["orders"], wait_ms=20_000), timeout=1.0)
+        records.Poll(pb.PollRequest(session=session, wait_ms=20_000), timeout=1.0)
+    records.CloseSession(pb.CloseSessionRequest(session=session))
     assert told.value.code() == grpc.StatusCode.DEADLINE_EXCEEDED
     stream = records.Fetch(pb.FetchRequest(topic="orders"))
     threading.Timer(0.2, stream.cancel).start()
