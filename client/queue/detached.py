@@ -20,12 +20,13 @@ import logging
 import time
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from itertools import count
+from operator import itemgetter
 from random import Random
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from rayqueue.client.queue.job import MAX_REASON, MAX_TRACEBACK, JobId
+from rayqueue.client.queue.job import JobId
 from rayqueue.client.queue.repeating import until_answered
-from rayqueue.client.queue.settling import runs_of
+from rayqueue.client.queue.settling import portions, runs_of, texts
 from rayqueue.errors import InvalidInputError, RayQueueError, TopicKindError, TopicRecreatedError, UnknownTopicError
 from rayqueue.net.backoff import Backoff
 from rayqueue.net.interfaces import ask
@@ -266,6 +267,7 @@ class DetachedQueue:
     ) -> list[JobLease]:
         """Say how these ended. Returns once that is committed, with those that were lost. May be repeated. ``result``:
         of the one job that is acknowledged."""
+        reason, traceback = texts(reason, traceback)
 
         def settlement(token: int, offsets: Sequence[int]) -> Settlement:
             return Settlement(
@@ -273,8 +275,8 @@ class DetachedQueue:
                 token=token,
                 jobs=runs_of(sorted(set(offsets))),
                 delay_ms=-1 if delay_ms is None else delay_ms,
-                reason=reason[:MAX_REASON],
-                traceback=traceback[-MAX_TRACEBACK:],
+                reason=reason,
+                traceback=traceback,
                 result=result,
             )
 
@@ -308,7 +310,7 @@ class DetachedQueue:
             calls.setdefault(number, []).append((told, some))
         lasts_ms: list[int] = []
 
-        async def one(number: int, told: list[tuple[Settlement, list[JobLease]]]) -> None:
+        async def one(number: int, told: Sequence[tuple[Settlement, list[JobLease]]]) -> None:
             call = SettleJobs(worker=self._worker, settlements=tuple([each for each, _ in told]))
             place = TopicPartition(self.name, number)
             answers: Sequence[Settled] = await ask(self._routes, place, call, topic_id=info.topic_id)
@@ -322,7 +324,8 @@ class DetachedQueue:
                     lasts_ms.append(answer.lease_ms)
 
         try:
-            await asyncio.gather(*(one(number, told) for number, told in calls.items()))
+            said = [(number, some) for number, told in calls.items() for some in portions(told, itemgetter(0))]
+            await asyncio.gather(*(one(number, some) for number, some in said))
         except (TopicRecreatedError, UnknownTopicError):
             return list(leases), 0
         return lost, min(lasts_ms, default=0)

@@ -45,6 +45,7 @@ from rayqueue.ids import GroupId, ReplicaId
 from rayqueue.log.store import LogStore, Snapshot
 from rayqueue.log.waymark import Waymark
 from rayqueue.protocol.calls import ReplicaStatus
+from rayqueue.protocol.frames import SLACK_BYTES
 from rayqueue.raft.clients import ClientTransport
 from rayqueue.raft.engine import Done, RaftEngine
 from rayqueue.raft.handshake import SPEAKS
@@ -72,7 +73,6 @@ HAND_OVER_S = 2.0
 _IDLE_SYNC_S = 0.02
 _MAINTAIN_EVERY_S = 1.0
 _POLL_MAX_S = 0.5
-_FRAME_SLACK_BYTES = 64 * 1024
 
 
 @dataclass(slots=True)
@@ -130,7 +130,7 @@ class Replica(Generic[ServiceT]):
         self._due = _Due()
         self._syncs = SyncTimes()
         self._room = Room(self._name, store, self._loop)
-        max_frame_bytes = settings.log.max_batch_bytes + _FRAME_SLACK_BYTES
+        max_frame_bytes = settings.log.max_batch_bytes + SLACK_BYTES
         self.clients = Clients(settings.calls, max_frame_bytes, damaged=self._damaged)
         self.service = self.clients.service = service(self)
         self._leadership = Leadership(self.engine, self.service)
