@@ -160,7 +160,8 @@ class AppWorld:
         self.coordinators: Ensemble[CoordinatorNode] = self._ensemble("coordinator", COORDINATOR)
         self.coordinators.checker = LogChecker()
         self.coordinators.start(CoordinatorNode, [f"c{number}" for number in range(self.rng.choice((1, self.size)))])
-        topic = self._create_topic()
+        settings = TopicSettings(partitions=self.partitions, replication=self.size, lanes=self.lanes)
+        topic = self._create_topic(TOPIC, settings)
         for each in topic.partitions:
             group: Ensemble[PartitionNode] = self._ensemble(each.group_id, PARTITION)
             group.partition_settings = PartitionSettings(lanes=self.lanes)
@@ -173,10 +174,9 @@ class AppWorld:
             how = self._how[name] = self._manners or Manners.drawn(self.rng)
             self.groups[name] = GroupHistory(name, self.logs, at_most_once=how.delivery == "at_most_once")
 
-    def _create_topic(self) -> TopicInfo:
-        settings = TopicSettings(partitions=self.partitions, replication=self.size, lanes=self.lanes)
+    def _create_topic(self, name: str, settings: TopicSettings) -> TopicInfo:
         made: list[Any] = []
-        call = CreateTopic(name=TOPIC, settings=settings, attempt="first")
+        call = CreateTopic(name=name, settings=settings, attempt="first")
 
         def leads() -> bool:
             leader = self.coordinators.leader()
