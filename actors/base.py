@@ -10,10 +10,11 @@ since it may have voted and acknowledged, it must not begin anew under its old
 id. A restart that finds data half made makes it anew: it was never used. One
 that finds nothing at all cannot know. It says so (``StoreMissingError``), and
 the keeper, which knows whether the replica was ever made, starts it again.
-A replica that cannot start stays, does nothing, and answers every call with
-the reason (``StoreMissingError`` and others): an actor that fails while it is
-constructed would leave no more than a text. A failure of the running engine
-ends the process at once.
+A replica that cannot start stays, and answers every call with the reason
+(``StoreMissingError`` and others): an actor that fails while it is constructed
+would leave no more than a text. Lost data is reported at once, a disk that
+refuses (``reason="disk"``) after some tries, and what may pass by itself is tried
+again. A failure of the running engine ends the process at once.
 
 **Peers.** A replica listens on a new port each time it starts. It asks the
 actors of the other replicas, which it finds by name, where they listen, until
@@ -39,6 +40,7 @@ import time
 import warnings
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, NoReturn, TypeVar
 
@@ -48,7 +50,14 @@ from ray.exceptions import RayError
 from rayqueue.actors.names import actor_name, check_id, readable
 from rayqueue.actors.replies import Reply
 from rayqueue.config import Settings
-from rayqueue.errors import DamagedLogError, RayQueueError, StorageError, StoreMissingError
+from rayqueue.errors import (
+    DamagedLogError,
+    DiskFullError,
+    RayQueueError,
+    StorageError,
+    StoreAbandonedError,
+    StoreMissingError,
+)
 from rayqueue.ids import GroupId, ReplicaId
 from rayqueue.net.backoff import longest_s
 from rayqueue.net.endpoint import Endpoint
@@ -68,6 +77,8 @@ ReplicaT = TypeVar("ReplicaT", bound="Replica[Any]")
 _PEER_ANSWER_S = 2.0
 _LOCK_PATIENCE_S = 20.0
 _LOCK_RETRY_S = 0.05
+_TRIES, _TRY_AGAIN_S = 3, 10.0
+"""A disk that refuses is reported after so many starts in vain. What may pass is tried again so often."""
 _PEER_RETRY_MIN_MS, _PEER_RETRY_MAX_MS = 100, 1000
 
 
@@ -110,30 +121,72 @@ class ReplicaActor(Generic[ReplicaT]):
     """One replica of a group, whatever the group is for."""
 
     def __init__(self, spec: ReplicaSpec) -> None:
-        from rayqueue.actors.loss import report_damage, report_loss
+        self._spec = spec
+        self._addresses: dict[ReplicaId, Address] = {}
+        _mark_logs(f"{spec.group_id} {spec.replica_id}")
+        self._loop = asyncio.get_running_loop()
+        self._started: ReplicaT | RayQueueError = self._attempt()
+        if isinstance(self._started, RayQueueError):
+            self._waiting = self._loop.create_task(self._try_again(self._started))
+        else:
+            self._run_beside(self._started)
+
+    def _attempt(self) -> ReplicaT | RayQueueError:
+        """The replica, or why it cannot start."""
+        from rayqueue.log.lmdb_file import disk_error
+
+        try:
+            return self._start_unlocked()
+        except RayQueueError as error:
+            return error
+        except OSError as error:
+            if error.filename is not None:
+                return disk_error(self._spec.path, error)
+            return StorageError(f"the operating system refuses: {error}", reason="system", errno=error.errno)
+
+    async def _try_again(self, error: RayQueueError) -> None:
+        """Have the replica replaced if its data is lost, or its disk refuses it again and again. What may pass (a disk
+        that is remounted, a directory that is brought back) is tried again all the same: it may be its group's only
+        replica."""
+        from rayqueue.actors.loss import report_loss
+
+        spec = self._spec
+        self._telling: asyncio.Task[None] | None = None
+        said = ""
+        for tries in count(1):
+            if str(error) != said:
+                said = str(error)
+                _log.critical("cannot start: %s", said)
+            refused = error.details.get("reason") == "disk" and tries >= _TRIES
+            if self._telling is None and (refused or isinstance(error, StoreMissingError | DamagedLogError)):
+                report = report_loss(spec.group_id, spec.replica_id, spec.settings, said, insist=True)
+                self._telling = self._loop.create_task(report)
+            if not _may_pass(error):
+                return
+            await asyncio.sleep(_TRY_AGAIN_S)
+            started = self._started = await asyncio.to_thread(self._attempt)
+            if isinstance(started, RayQueueError):
+                error = started
+                continue
+            _log.warning("could start after all")
+            if self._telling is not None:
+                self._telling.cancel()
+            self._run_beside(started)
+            return
+
+    def _run_beside(self, replica: ReplicaT) -> None:
+        """Begin the tasks that run beside the replica."""
+        from rayqueue.actors.loss import report_damage
         from rayqueue.actors.metrics import report_metrics
         from rayqueue.actors.title import keep_title
 
-        self._spec = spec
-        self._addresses: dict[ReplicaId, Address] = {}
-        self._started: ReplicaT | RayQueueError
-        _mark_logs(f"{spec.group_id} {spec.replica_id}")
-        try:
-            self._started = self._start_unlocked()
-        except RayQueueError as error:
-            _log.critical("cannot start: %s", error)
-            self._started = error
-            if isinstance(error, StoreMissingError | DamagedLogError):
-                telling = report_loss(spec.group_id, spec.replica_id, spec.settings, str(error), insist=True)
-                self._reporting = asyncio.get_running_loop().create_task(telling)
-            return
-        self._loop = asyncio.get_running_loop()
+        spec = self._spec
         self._look_for_peers = asyncio.Event()
-        self._meeting = self._loop.create_task(self._meet_peers(self._started))
-        self._reporting = self._loop.create_task(report_metrics(self._started, spec.group_id, spec.replica_id))
-        watching = report_damage(self._started, spec.group_id, spec.replica_id, spec.settings)
+        self._meeting = self._loop.create_task(self._meet_peers(replica))
+        self._reporting = self._loop.create_task(report_metrics(replica, spec.group_id, spec.replica_id))
+        watching = report_damage(replica, spec.group_id, spec.replica_id, spec.settings)
         self._watching = self._loop.create_task(watching)
-        self._titled = self._loop.create_task(keep_title(self._started))
+        self._titled = self._loop.create_task(keep_title(replica))
 
     def __repr__(self) -> str:
         """Ray asks once, when the actor has started, and shows this in the dashboard and before its log lines for as
@@ -175,6 +228,14 @@ class ReplicaActor(Generic[ReplicaT]):
                 if time.monotonic() > deadline_s:
                     die(error)
             time.sleep(_LOCK_RETRY_S)
+
+    def _die(self, error: BaseException) -> NoReturn:
+        """The engine failed. A disk that refuses writes may let the next process start all the same."""
+        from rayqueue.log.starts import note_failure
+
+        if isinstance(error, StorageError | OSError):
+            note_failure(self._spec.path, str(error))
+        die(error)
 
     @property
     def _replica(self) -> ReplicaT:
@@ -335,6 +396,12 @@ def restarted() -> bool:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Ray's own use of a name that it has deprecated
         return ray.get_runtime_context().was_current_actor_reconstructed is not False
+
+
+def _may_pass(error: RayQueueError) -> bool:
+    if isinstance(error, StoreMissingError):
+        return not isinstance(error, StoreAbandonedError)
+    return isinstance(error, DiskFullError) or error.details.get("reason") in ("disk", "system")
 
 
 def die(error: BaseException) -> NoReturn:

@@ -7,16 +7,14 @@ the metadata says.
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import ray
 
-from rayqueue.actors.base import ReplicaActor, ReplicaSpec, die
+from rayqueue.actors.base import ReplicaActor, ReplicaSpec
 from rayqueue.actors.keeper.home import ClusterManifest, load_cluster
 from rayqueue.actors.replies import deliver
-from rayqueue.errors import RayQueueError
 
 if TYPE_CHECKING:
     from rayqueue.replica.coordinator_service import CoordinatorReplica
@@ -40,8 +38,10 @@ class CoordinatorActor(ReplicaActor["CoordinatorReplica"]):
         self._keeper = Keeper(spec)
         self._keeper.runs_on(ray.get_runtime_context().get_node_id())
         super().__init__(spec)
-        if not isinstance(self._started, RayQueueError):
-            self._keeping = asyncio.get_running_loop().create_task(self._keeper.run(self._started))
+
+    def _run_beside(self, replica: CoordinatorReplica) -> None:
+        super()._run_beside(replica)
+        self._keeping = self._loop.create_task(self._keeper.run(replica))
 
     def _never_made(self) -> bool:
         # No cluster is complete, and so nothing was promised, before all its first coordinators have been made.
@@ -62,7 +62,7 @@ class CoordinatorActor(ReplicaActor["CoordinatorReplica"]):
             first_coordinators=spec.cluster.coordinators,
             on_change=self._keeper.wake,
             deliver=deliver,
-            on_fatal=die,
+            on_fatal=self._die,
         )
 
     @ray.method(concurrency_group="control")

@@ -23,11 +23,10 @@ from typing import TYPE_CHECKING, Any
 
 import ray
 
-from rayqueue.actors.base import ReplicaActor, ReplicaSpec, die, restarted
+from rayqueue.actors.base import ReplicaActor, ReplicaSpec, restarted
 from rayqueue.actors.keeper.herald import gone_nodes
 from rayqueue.actors.ray_calls import FAILURES
 from rayqueue.actors.replies import deliver
-from rayqueue.errors import RayQueueError
 
 if TYPE_CHECKING:
     from rayqueue.partition.settings import PartitionSettings
@@ -54,15 +53,14 @@ class PartitionActor(ReplicaActor["PartitionReplica"]):
 
     _spec: PartitionSpec
 
-    def __init__(self, spec: PartitionSpec) -> None:
-        super().__init__(spec)
-        if not isinstance(self._started, RayQueueError):
-            from rayqueue.actors.settler import settle_transactions
+    def _run_beside(self, replica: PartitionReplica) -> None:
+        from rayqueue.actors.settler import settle_transactions
 
-            settling = settle_transactions(self._started, spec.group_id, spec.settings)
-            self._settling = self._loop.create_task(settling)
-            if spec.partition.queue:
-                self._learning = self._loop.create_task(self._learn_of_gone_nodes())
+        super()._run_beside(replica)
+        spec = self._spec
+        self._settling = self._loop.create_task(settle_transactions(replica, spec.group_id, spec.settings))
+        if spec.partition.queue:
+            self._learning = self._loop.create_task(self._learn_of_gone_nodes())
 
     def _end_tasks(self) -> None:
         self._loop.call_soon_threadsafe(self._settling.cancel)
@@ -82,7 +80,7 @@ class PartitionActor(ReplicaActor["PartitionReplica"]):
             epoch=spec.epoch,
             alone=spec.alone and not restarted(),
             deliver=deliver,
-            on_fatal=die,
+            on_fatal=self._die,
         )
 
     async def _learn_of_gone_nodes(self) -> None:

@@ -77,6 +77,25 @@ _FORGET_ATTEMPTS = 5
 
 
 @dataclass(frozen=True, slots=True)
+class RaftState:
+    """Where one replica stands in its group's log, as it tells itself. Indices are of entries, not of records."""
+
+    term: int
+    leader: str | None
+    """Whom it follows, by its id."""
+    first_index: int
+    """Of the oldest entry that it has; those before are in its checkpoint."""
+    last_index: int
+    last_term: int
+    commit: int
+    applied: int
+    epoch: int
+    """How often its group went on without a majority (``rayqueue recover``)."""
+    voters: tuple[str, ...]
+    learners: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class ReplicaDescription:
     replica_id: str
     broker: str
@@ -91,6 +110,8 @@ class ReplicaDescription:
     ``raft.in_sync_ms`` ago. False for all while there is no leader."""
     lag: int | None = None
     """Entries of the log (batches and the like) that the leader does not know it to have; None if it knows nothing."""
+    raft: RaftState | None = None
+    """None if it does not answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -419,6 +440,22 @@ def _standing(info: TopicInfo, partitions: Sequence[PartitionInfo], statuses: Ma
     return ", ".join(told)
 
 
+def _raft_state(told: Any) -> RaftState:
+    """Of a replica's ``Status``."""
+    return RaftState(
+        term=told.term,
+        leader=told.leader,
+        first_index=told.base_index + 1,
+        last_index=told.last_index,
+        last_term=told.last_term,
+        commit=told.commit,
+        applied=told.applied,
+        epoch=told.epoch,
+        voters=tuple(told.voters),
+        learners=tuple(told.learners),
+    )
+
+
 def _described(partition: PartitionInfo, statuses: Mapping[tuple[str, str], Any]) -> PartitionDescription:
     replicas: list[ReplicaDescription] = []
     leader, newest = None, None
@@ -428,9 +465,10 @@ def _described(partition: PartitionInfo, statuses: Mapping[tuple[str, str], Any]
             replicas.append(ReplicaDescription(replica.replica_id, replica.broker, "absent", None, None, str(told)))
             continue
         problem = told.damaged or told.doubted or ("the disk is full" if told.read_only else None)
+        size_bytes, raft = told.size_bytes, _raft_state(told)
         replicas.append(
             ReplicaDescription(
-                replica.replica_id, replica.broker, told.role, told.high_watermark, told.size_bytes, problem
+                replica.replica_id, replica.broker, told.role, told.high_watermark, size_bytes, problem, raft=raft
             )
         )
         if told.role == "leader" and (newest is None or newest.role != "leader" or told.term > newest.term):

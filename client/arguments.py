@@ -187,9 +187,14 @@ def check_whole(name: str, value: Any, *, least: int = -MOST) -> int:
 
 
 def check_text(name: str, value: Any) -> Any:
-    """Itself, if it is a text."""
+    """Itself, if it is a text, and one that can be written as UTF-8."""
     if not isinstance(value, str):
         raise InvalidInputError(f"{name} is a text, not {value!r}", option=name)
+    if not value.isascii():
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            raise InvalidInputError(f"{name} has half of a surrogate pair: {value!r}", option=name) from None
     return value
 
 

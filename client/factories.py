@@ -326,8 +326,9 @@ class Factories:
 
         ``function(record)`` returns None, bytes, a ``Result`` (of which the topic may be another one), or a list of
         them; it may be a coroutine. Up to ``batch`` records, their results and the group's positions are one
-        transaction. A function that raises is called ``retries`` times more; then the record goes to the topic
-        ``dead_letters``, or without one the loop ends with the error.
+        transaction. A function that raises, or returns what its topic does not take, is called ``retries`` times more;
+        then the record goes to the topic ``dead_letters``, or without one the loop ends with the error. That ``sink``
+        itself is gone ends it at once.
 
         ``workers``: so many Ray actors, made with ``ray_options``, which Ray restarts wherever they die; 0: a thread
         of this process. They end by ``stop`` of what this returns, or after ``idle_ms`` without records.
@@ -339,7 +340,7 @@ class Factories:
         ...     run.wait(timeout_ms=1000)
         """
         from rayqueue.client.process.handle import LocalWorker, Processing, RayWorkers, check
-        from rayqueue.client.process.loop import ProcessSettings
+        from rayqueue.client.process.settings import ProcessSettings
 
         settings = ProcessSettings(
             check_topics((source,)),

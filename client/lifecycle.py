@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from typing import Any
 
 import ray
@@ -25,6 +26,7 @@ from rayqueue.errors import RayQueueError
 _log = logging.getLogger(__name__)
 
 _CLOSE_TIMEOUT_S = 15.0
+_ASK_TIMEOUT_S = 2.0
 _LOOK_AGAIN_S = 0.02
 
 
@@ -48,22 +50,40 @@ def stop_cluster(namespace: str, on_progress: Progress | None = None) -> None:
 
 
 def stop_gateways(namespace: str) -> None:
-    """Every gateway of this namespace's RayQueue ends, drained."""
-    _stop([name for name in found_actors(namespace) if name.startswith(GATEWAY_PREFIX)], namespace)
+    """Every gateway of this namespace's RayQueue ends, drained: each within the time that its own settings say."""
+    names = [name for name in found_actors(namespace) if name.startswith(GATEWAY_PREFIX)]
+    asked = [ref for name in names if (ref := _closing_time(name, namespace)) is not None]
+    told, _ = ray.wait(asked, num_returns=len(asked), timeout=_ASK_TIMEOUT_S) if asked else ([], [])
+    longest_s = _CLOSE_TIMEOUT_S
+    for ref in told:
+        with suppress(RayError):
+            longest_s = max(longest_s, ray.get(ref))
+    _stop(names, namespace, within_s=longest_s)
+
+
+def _closing_time(name: str, namespace: str) -> Any:
+    handle = _find(name, namespace)
+    asked = getattr(handle, "closes_within_s", None)  # a gateway of the release before cannot tell
+    return None if asked is None else asked.remote()
 
 
 def _ours(namespace: str) -> list[str]:
     return sorted(name for name in found_actors(namespace) if name.startswith(PREFIX))
 
 
-def _stop(names: Iterable[str], namespace: str, told: Callable[[str], None] = lambda name: None) -> None:
-    """``told`` of each that is closed."""
+def _stop(
+    names: Iterable[str],
+    namespace: str,
+    told: Callable[[str], None] = lambda name: None,
+    within_s: float = _CLOSE_TIMEOUT_S,
+) -> None:
+    """``told`` of each that is closed. Those that are not within so long are killed."""
     handles = {name: handle for name in names if (handle := _find(name, namespace)) is not None}
     closing: dict[Any, str] = {}
     for name, handle in handles.items():
         if name != STARTER:
             closing[handle.close.remote()] = name
-    deadline_s = time.monotonic() + _CLOSE_TIMEOUT_S
+    deadline_s = time.monotonic() + within_s
     while closing and time.monotonic() < deadline_s:
         for ref in ray.wait(list(closing), timeout=max(0.0, deadline_s - time.monotonic()))[0]:
             name = closing.pop(ref)

@@ -451,6 +451,10 @@ class GatewaySettings(Section):
     tls_cert_path: AbsolutePath | None = Field(default=None, description="TLS: the gateway's certificate (PEM)")
     tls_key_path: AbsolutePath | None = Field(default=None, description="TLS: its private key")
     max_body_bytes: Positive = Field(default=8 * MIB, description="the largest request, packed and unpacked")
+    max_answer_bytes: Positive = Field(
+        default=2 * MIB,
+        description="records or jobs of one answer, the first whatever its size; gRPC clients refuse more than 4 MiB",
+    )
     max_json_depth: Positive = Field(default=64, description="how deep a JSON value may be nested")
     max_topic_partitions: Positive = Field(default=256, description="partitions that a caller may give a topic")
     max_connections: Positive = Field(default=1024, description="connections of REST at a time")

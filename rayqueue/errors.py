@@ -90,7 +90,8 @@
     │   ├── SessionGoneError         a session that expired, was closed, or never was
     │   ├── SessionElsewhereError    a session of another gateway
     │   ├── RequestConflictError     this idempotency key came with another request; nothing was written
-    │   └── RequestInProgressError   the same request is being carried out; ask again
+    │   ├── RequestInProgressError   the same request is being carried out; ask again
+    │   └── GatewayClosingError      this gateway is being stopped; ask another
     └── InvariantBrokenError         a bug; the replica stops rather than diverge
         └── LostHistoryError         its group has decided without what this replica knows to be committed
 
@@ -707,6 +708,13 @@ class RequestConflictError(GatewayError):
     """This idempotency key was used for another request. Nothing was written by this one: take a new key."""
 
     code = "request_conflict"
+
+
+class GatewayClosingError(GatewayError):
+    """This gateway is being stopped. Ask another one, or this one again in a moment."""
+
+    code = "gateway_closing"
+    retriable = True
 
 
 class RequestInProgressError(GatewayError):

@@ -36,6 +36,7 @@ from rayqueue.errors import StorageError, StoreIdentityError
 from rayqueue.ids import COORDINATOR, GroupId, ReplicaId
 from rayqueue.log.lmdb_file import Holder, half_made, holder
 from rayqueue.log.private import make_directory
+from rayqueue.log.starts import forget_starts
 from rayqueue.log.waymark import waymark_path
 
 ABANDONED = "abandoned"
@@ -182,6 +183,7 @@ def erase(directory: Path, group_id: GroupId, replica_id: ReplicaId, *, keep: bo
             path.rename(kept)
         except OSError as error:
             raise StorageError(f"{path} cannot be set aside as {kept}: {error}", path=str(path)) from error
+    forget_starts(path)
     with suppress(OSError):
         waymark_path(path).unlink()
     for each in (path, half_made(path)):

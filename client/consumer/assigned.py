@@ -65,7 +65,8 @@ class AssignedPartition:
     origin: dict[int, int] = field(default_factory=dict)
     """Where this reader has begun, has gone to on purpose, or has committed by a transaction."""
     rewind: bool = False
-    """The reader went back on purpose, and its next commit must."""
+    """The reader went back on purpose, and its next commit must. Of no use to one that commits by transactions, whose
+    positions these move forward only: see ``gone_back``."""
 
     @property
     def grant(self) -> Grant:
@@ -106,11 +107,17 @@ class AssignedPartition:
 
     def passed(self) -> dict[int, int] | None:
         """The position of a reader that commits by transactions, if all since its last one was passed over: there was
-        nothing to hand out, and so nothing to wait for. None if something was, or nothing is new."""
-        if self.rewind or any(lane.handed > self.origin[lane.number] for lane in self.lanes):
+        nothing to hand out, and so nothing to wait for. None if something was, nothing is new, or it would go back."""
+        if any(lane.handed > self.origin[lane.number] for lane in self.lanes):
             return None
         offsets = self.positions()
+        if any(offset < self.sent.get(lane, 0) for lane, offset in offsets.items()):
+            return None
         return offsets if offsets not in (self.origin, self.sent) else None
+
+    def gone_back(self) -> dict[int, int]:
+        """Of a reader that commits by transactions: where it went back to, before what is committed, in such lanes."""
+        return {lane: offset for lane, offset in self.origin.items() if offset < self.sent.get(lane, 0)}
 
     def passed_over(self, epoch: int, offsets: dict[int, int]) -> None:
         """That was committed. ``epoch``: when it was asked for."""
@@ -137,7 +144,7 @@ class AssignedPartition:
             lane = self.lanes[number]
             self.rewind |= offset < lane.committable
             freed_bytes += lane.seek(offset)
-        self.origin |= offsets
+        self.origin = {**self.origin, **offsets}  # not in place: it may be what was sent, too
         self._new_epoch()
         self.error = None
         self.buffered_bytes -= freed_bytes

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import os
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping
 from typing import Any
 
 from rayqueue.client.arguments import seconds_of
@@ -84,20 +84,14 @@ class Commits:
         """Commit all that is due in these. The errors, of those that failed."""
         with self._subscription.lock:
             due = [assigned for assigned in partitions if assigned.begun and assigned.due() is not None]
-        done = await asyncio.gather(
-            *(self.commit(assigned, timeout_ms=timeout_ms) for assigned in due), return_exceptions=True
-        )
-        errors: list[RayQueueError] = []
-        for outcome in done:
-            if isinstance(outcome, RayQueueError):
-                errors.append(outcome)
-            elif isinstance(outcome, BaseException):
-                raise outcome
-        return errors
+        return await _errors_of(self.commit(assigned, timeout_ms=timeout_ms) for assigned in due)
 
-    async def commit_passed(self, partitions: Iterable[AssignedPartition], *, timeout_ms: int | None = None) -> None:
-        """Let positions that move by transactions pass what nobody can read: what was aborted at the end."""
-        for assigned in partitions:
+    async def commit_passed(
+        self, partitions: Iterable[AssignedPartition], *, timeout_ms: int | None = None
+    ) -> list[RayQueueError]:
+        """Of readers that commit by transactions: what was passed over. The errors, of those that failed."""
+
+        async def one(assigned: AssignedPartition) -> None:
             with self._subscription.lock:
                 offsets, epoch = assigned.passed() if assigned.begun else None, assigned.epoch
             if offsets is not None:
@@ -105,10 +99,33 @@ class Commits:
                 with self._subscription.lock:
                     assigned.passed_over(epoch, offsets)
 
+        return await _errors_of(map(one, partitions))
+
+    async def commit_gone_back(self, partitions: Iterable[AssignedPartition]) -> None:
+        """Of readers that commit by transactions, which move positions forward only: where they went back to."""
+        for assigned in partitions:
+            with self._subscription.lock:
+                back = {} if assigned.letting_go else assigned.gone_back()
+            if back:
+                await self.commit(assigned, back, rewind=True)
+                with self._subscription.lock:
+                    assigned.sent = {**assigned.sent, **back}
+
     def forget(self, partition: TopicPartition) -> None:
         turn = self._turns.get(partition)
         if turn is not None and not turn.locked():
             del self._turns[partition]
+
+
+async def _errors_of(commits: Iterable[Awaitable[None]]) -> list[RayQueueError]:
+    """Of those that fail, all being under way at once: none waits for another."""
+    errors: list[RayQueueError] = []
+    for outcome in await asyncio.gather(*commits, return_exceptions=True):
+        if isinstance(outcome, RayQueueError):
+            errors.append(outcome)
+        elif isinstance(outcome, BaseException):
+            raise outcome
+    return errors
 
 
 class PendingCommit:

@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, Protocol
 
 from typing_extensions import Unpack
 
-from rayqueue.client.arguments import check_timeout_ms, hinted, refuse_unknown
+from rayqueue.client.arguments import check_count, check_timeout_ms, hinted, refuse_unknown
 from rayqueue.client.consumer.assigned import AssignedPartition
 from rayqueue.client.consumer.commits import PendingCommit
 from rayqueue.client.consumer.decoding import Decoding, DecodingPolling
@@ -53,6 +53,7 @@ from rayqueue.errors import (
 from rayqueue.net.interfaces import Routes
 from rayqueue.protocol.topics import TopicPartition
 from rayqueue.records import KeyT, Record, ValueT
+from rayqueue.records.room import Room
 from rayqueue.values import DESERIALIZERS
 
 if TYPE_CHECKING:
@@ -117,10 +118,15 @@ class Consumer(Twin, Generic[ValueT, KeyT]):
     # -- reading -------------------------------------------------------------------------
 
     @blocking
-    async def poll(self, *, max_records: int | None = None, timeout_ms: int = 1000) -> list[Record[ValueT, KeyT]]:
-        """The next records, at most so many. Waits up to ``timeout_ms`` for the first; [] if none came."""
+    async def poll(
+        self, *, max_records: int | None = None, timeout_ms: int = 1000, max_bytes: int | None = None
+    ) -> list[Record[ValueT, KeyT]]:
+        """The next records, at most so many. Waits up to ``timeout_ms`` for the first; [] if none came.
+
+        ``max_bytes``: of keys, values and headers together, and 128 for each record. One that is larger comes alone.
+        """
         async with _Call(self):
-            return await self._polling.records(max_records, check_timeout_ms(timeout_ms) / 1000) or []
+            return await self._polling.records(max_records, check_timeout_ms(timeout_ms) / 1000, max_bytes) or []
 
     poll_async = awaiting(poll)
 
@@ -175,12 +181,22 @@ class Consumer(Twin, Generic[ValueT, KeyT]):
         with self._sub.lock:
             return frozenset(assigned.partition for assigned in self._sub.assigned.values() if not assigned.letting_go)
 
+    def positions(self) -> dict[TopicPartition, int]:
+        """The offset of the next record to hand out, as ``position``, of each partition of which it is known by now."""
+        self._caller.check_process()
+        with self._sub.lock:
+            known = [each for each in self._sub.assigned.values() if each.begun and not each.letting_go]
+            return {each.partition: min(each.positions().values()) for each in known}
+
     # -- acknowledging and committing --------------------------------------------------------
 
-    def ack(self, record: Record[Any, Any]) -> None:
-        """This record is done. From any thread. Of no effect if its partition went to another member."""
+    def ack(self, record: Record[Any, Any]) -> bool:
+        """This record is done. From any thread. May be repeated.
+
+        False, and of no effect, if its partition went to another member since: it is read there.
+        """
         self._caller.check_process()
-        self._sub.ack(TopicPartition(record.topic, record.partition), record.lane, record.offset)
+        return self._sub.ack(TopicPartition(record.topic, record.partition), record.lane, record.offset)
 
     @blocking
     async def commit(self, offsets: Mapping[PartitionLike, Offsets] | None = None, *, rewind: bool = False) -> None:
@@ -357,17 +373,20 @@ class Consumer(Twin, Generic[ValueT, KeyT]):
         offset: int | None = None,
         timestamp_ms: int | None = None,
         max_records: int = 10,
+        max_bytes: int | None = None,
     ) -> list[Record[ValueT, KeyT]]:
         """Records from an offset, or a time, on, in the order of the log. Nothing is consumed.
 
         Without either: from the beginning. [] at the end. ``OffsetOutOfRangeError`` past it. What cannot be read is
-        raised, whatever ``on_corrupt`` says.
+        raised, whatever ``on_corrupt`` says. ``max_bytes`` as in ``poll``.
         """
         self._check_open()
         if offset is not None and timestamp_ms is not None:
             raise InvalidInputError("peek takes an offset or a time, not both")
         most = self._polling.most(max_records)
-        found = await in_io(self._io, self._core.peek(TopicPartition(topic, partition), offset, timestamp_ms, most))
+        room = None if max_bytes is None else Room(check_count("max_bytes", max_bytes))
+        where = TopicPartition(topic, partition)
+        found = await in_io(self._io, self._core.peek(where, offset, timestamp_ms, most, room))
         return self._polling.decoded(found)
 
     peek_async = awaiting(peek)

@@ -20,6 +20,7 @@ from rayqueue.config import ConsumerSettings
 from rayqueue.errors import DeserializationError, InvalidInputError
 from rayqueue.protocol.topics import TopicPartition
 from rayqueue.records import Record
+from rayqueue.records.room import Room
 from rayqueue.values import Decoder, decoder_of, form_of, shortened
 
 
@@ -90,12 +91,16 @@ class DecodingPolling(Polling):
     def decoded(self, records: Records) -> Records:
         return list(map(self._decode, records))
 
-    def _take_some(self, most: int) -> Records | None:
+    def _take_some(self, most: int, room: Room | None) -> Records | None:
         while True:
             found = self._sub.look(most)
             if found is None:
                 return None
             seen, records = found
+            if room is not None:
+                records = records[: room.fitting(records)[0]]
+                if not records:
+                    return None
             decoded: Records = []
             for record in records:
                 try:
@@ -106,6 +111,8 @@ class DecodingPolling(Polling):
                         raise
                     break  # first what is before it
             if self._sub.take_seen(seen._replace(stop=seen.start + len(decoded))):
+                if room is not None:
+                    room.cut(records[: len(decoded)])
                 return decoded
             # It went to another member meanwhile, or the application has sought.
 

@@ -32,6 +32,7 @@ from rayqueue.errors import (
 from rayqueue.net.backoff import longest_s
 from rayqueue.protocol.topics import TopicPartition
 from rayqueue.records import Record
+from rayqueue.records.room import Room
 
 _T = TypeVar("_T")
 
@@ -95,9 +96,11 @@ class Polling:
 
     # -- kinds of polls ----------------------------------------------------------------------
 
-    def records(self, max_records: int | None, timeout_s: float) -> Steps[Records | None]:
+    def records(self, max_records: int | None, timeout_s: float, max_bytes: int | None = None) -> Steps[Records | None]:
         most = self.most(max_records)
-        return self._polling(lambda: self._take_records(most), timeout_s)
+        if max_bytes is not None:
+            check_count("max_bytes", max_bytes)
+        return self._polling(lambda: self._take_records(most, max_bytes), timeout_s)
 
     def parts(self, max_records: int | None, timeout_s: float) -> Steps[list[Any] | None]:
         """``arrow.Part``s."""
@@ -128,11 +131,12 @@ class Polling:
         """Records as this consumer hands them out."""
         return records
 
-    def _take_records(self, most: int) -> Records | None:
+    def _take_records(self, most: int, max_bytes: int | None = None) -> Records | None:
         found: Records = []
+        room = None if max_bytes is None else Room(max_bytes)
         while len(found) < most:
             try:
-                taken = self._take_some(most - len(found))
+                taken = self._take_some(most - len(found), room)
             except RayQueueError:
                 if not found:
                     raise
@@ -142,10 +146,20 @@ class Polling:
             found = found + taken if found else taken
         return found or None
 
-    def _take_some(self, most: int) -> Records | None:
+    def _take_some(self, most: int, room: Room | None) -> Records | None:
         """Of one batch."""
-        taken = self._sub.take(most, _records)
-        return None if taken is None else taken[1]
+        if room is None:
+            taken = self._sub.take(most, _records)
+            return None if taken is None else taken[1]
+        while (found := self._sub.look(most)) is not None:
+            seen, records = found
+            count, size_bytes = room.fitting(records)
+            if not count:
+                break
+            if self._sub.take_seen(seen._replace(stop=seen.start + count)):
+                room.take(size_bytes)
+                return records[:count]
+        return None
 
     def _parts_of(self, max_records: int | None) -> Callable[[], list[Any] | None]:
         from rayqueue.client.consumer import arrow

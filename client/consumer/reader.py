@@ -33,6 +33,7 @@ from rayqueue.protocol.calls import Bounds, FindOffset, GetBounds, GetLag, Lag, 
 from rayqueue.protocol.data import ANY_LANE, READ_COMMITTED, Cursor, FetchAnswer, FetchRequest
 from rayqueue.protocol.topics import TopicPartition
 from rayqueue.records import Record, RecordBatch
+from rayqueue.records.room import Room
 
 _A = TypeVar("_A")
 _T = TypeVar("_T")
@@ -140,9 +141,7 @@ class ConsumerTasks:
     async def _commit_passed(self, *, timeout_ms: int | None = None) -> None:
         if self.commits is None or not self.options.exactly_once:
             return
-        try:
-            await self.commits.commit_passed(self._assigned(), timeout_ms=timeout_ms)
-        except RayQueueError as error:
+        for error in await self.commits.commit_passed(self._assigned(), timeout_ms=timeout_ms):
             _log.info("a position has not passed what was aborted yet: %s", error)
 
     # -- the group ---------------------------------------------------------------------------
@@ -177,9 +176,11 @@ class ConsumerTasks:
 
     # -- transactions ------------------------------------------------------------------------
 
-    def staging(self) -> Staging:
+    async def staging(self) -> Staging:
         """The positions that a transaction is to commit: behind all that was handed out."""
         assert self.options.group is not None  # noqa: S101  # exactly_once has one
+        assert self.commits is not None  # noqa: S101  # as it has a group
+        await self.commits.commit_gone_back(self._assigned())
         return Staging(self.options.group, self.subscription)
 
     def rewind(self) -> None:
@@ -255,18 +256,30 @@ class ConsumerTasks:
         return max(0, self._end(bounds) - max(position, bounds.start))
 
     async def peek(
-        self, partition: TopicPartition, offset: int | None, timestamp_ms: int | None, most: int
+        self,
+        partition: TopicPartition,
+        offset: int | None,
+        timestamp_ms: int | None,
+        most: int,
+        room: Room | None = None,
     ) -> list[Record]:
-        """From this offset, or this time, or the beginning on, in the order of the log."""
+        """From this offset, or this time, or the beginning on, in the order of the log: so many, as far as there is
+        room."""
         topic_id = (await self._routes.topic(partition.topic)).topic_id
         try:
-            return await self._peek(topic_id, partition, offset, timestamp_ms, most)
+            return await self._peek(topic_id, partition, offset, timestamp_ms, most, room)
         except TopicRecreatedError:  # what was known of this name was old, and the topic that has it now is meant
             topic_id = (await self._routes.topic(partition.topic)).topic_id
-            return await self._peek(topic_id, partition, offset, timestamp_ms, most)
+            return await self._peek(topic_id, partition, offset, timestamp_ms, most, room)
 
     async def _peek(
-        self, topic_id: int, partition: TopicPartition, offset: int | None, timestamp_ms: int | None, most: int
+        self,
+        topic_id: int,
+        partition: TopicPartition,
+        offset: int | None,
+        timestamp_ms: int | None,
+        most: int,
+        room: Room | None,
     ) -> list[Record]:
         if offset is None and timestamp_ms is not None:
             offset = await self._find(partition, topic_id, timestamp_ms)
@@ -280,7 +293,12 @@ class ConsumerTasks:
                 break
             for base, count, payload in answer.batches:
                 records = RecordBatch.decode(payload, base_offset=base).records(partition.topic, partition.partition)
-                found += records[max(0, offset - base) : max(0, offset - base) + most - len(found)]
+                first = max(0, offset - base)
+                records = records[first : first + most - len(found)]
+                count = len(records) if room is None else room.cut(records)
+                found += records[:count]
+                if count < len(records):
+                    return found
                 offset = base + count
                 if len(found) >= most:
                     break

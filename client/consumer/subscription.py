@@ -391,14 +391,18 @@ class Subscription:
     # -- the application: acknowledging ------------------------------------------------------
 
     def ack(self, partition: TopicPartition, lane: int, offset: int) -> bool:
-        """One record is done; from now on only those that are said to be. False: not handed out, or not ours now."""
+        """One record is done; from now on only those that are said to be. May be repeated.
+
+        False: it was not handed out since this partition came here, so that another reads it, or has.
+        """
         with self.lock:
             self.explicit = True
             self._settle(current_done=False)
             assigned = self.assigned.get(partition)
             if assigned is None or lane >= len(assigned.lanes):
                 return False
-            return assigned.lanes[lane].acks.ack(offset)
+            of = assigned.lanes[lane]
+            return of.acks.ack(offset) or assigned.origin[lane] <= offset < of.handed
 
     def ack_handed(self, partitions: Iterable[AssignedPartition] | None = None) -> None:
         """All that was handed out (of these) is done, unless the application acknowledges record by record."""

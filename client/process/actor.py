@@ -7,7 +7,8 @@ from typing import Any
 
 import ray
 
-from rayqueue.client.process.loop import Figures, ProcessLoop, ProcessSettings
+from rayqueue.client.process.loop import ProcessLoop
+from rayqueue.client.process.settings import Figures, ProcessSettings
 
 
 @ray.remote(max_restarts=-1, max_task_retries=-1)

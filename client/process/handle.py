@@ -11,7 +11,8 @@ import ray
 from ray.exceptions import GetTimeoutError, RayActorError
 
 from rayqueue.client.arguments import check_timeout_ms
-from rayqueue.client.process.loop import Figures, Function, ProcessLoop, ProcessSettings
+from rayqueue.client.process.loop import ProcessLoop
+from rayqueue.client.process.settings import Figures, Function, ProcessSettings
 from rayqueue.client.twins import Twin, awaiting, beside, blocking
 from rayqueue.errors import InvalidInputError
 
@@ -186,7 +187,7 @@ def check(settings: ProcessSettings, function: Any, workers: int) -> None:
     for name in ("retries", "retry_backoff_ms"):
         _whole(name, getattr(settings, name), 0)
     _whole("workers", workers, 0)
-    named = [each for each in (settings.sink, settings.dead_letters, settings.state) if each is not None]
+    named = settings.named
     if set(named) & set(settings.sources):
         raise InvalidInputError("a topic that is read cannot be sink, dead letters or state of the same loop")
     if settings.state is not None and (len(settings.sources) > 1 or named.count(settings.state) > 1):

@@ -6,24 +6,27 @@ whatever point, every record has its results once. The function may be called
 more than once for a record, so what it does beside returning results may happen
 more than once.
 
-A function that raises is called again, ``retries`` times, with a back-off; then
+A function that fails is called again, ``retries`` times, with a back-off; then
 the record goes to the dead letters, in the same transaction, or ends the loop if
-there is no topic for them.
+there is no topic for them (``calls.py``). A batch that only its partitions refuse
+is done again in halves, until it is known which record that is for; it goes the
+same way. What is wrong with the queue, and not with a record, is tried for ever,
+and told by ``figures`` and the log.
 """
 
 from __future__ import annotations
 
-import asyncio
-import inspect
 import logging
 import threading
 import time
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from random import Random
 from typing import Any
 
-from rayqueue.client.process.results import Result, dead_letter, results_of, send_all
+from rayqueue.client.process.calls import Calls, Place, Stopped
+from rayqueue.client.process.results import UNWRITABLE, Result, Topics, send_all
+from rayqueue.client.process.settings import Figures, Function, ProcessSettings
 from rayqueue.client.process.state import State, restored
 from rayqueue.errors import (
     OutcomeUnknownError,
@@ -32,7 +35,7 @@ from rayqueue.errors import (
     StaleGenerationError,
     TransactionAbortedError,
 )
-from rayqueue.net.backoff import Backoff, longest_s
+from rayqueue.net.backoff import Backoff
 from rayqueue.protocol.topics import TopicPartition
 from rayqueue.records import Record
 
@@ -40,53 +43,18 @@ _log = logging.getLogger(__name__)
 
 POLL_MS = 200
 """How soon a loop without records notices that it is to stop."""
-_MAX_BACKOFF_MS = 10_000
 _JOIN_S = 10.0
 """A worker that has no partition by then is counted as idle: there may be more workers than partitions."""
+_USUAL_FAILURES = 3
+"""So many in a row are what a new leader, or a member that comes or goes, costs."""
 
 
-@dataclass(frozen=True, slots=True)
-class ProcessSettings:
-    """What a worker does. It is sent to where the worker runs."""
+class _Refused(Exception):  # noqa: N818
+    """A batch that will not be written, however often it is tried."""
 
-    sources: tuple[str, ...]
-    sink: str | None
-    group: str
-    batch: int
-    retries: int
-    retry_backoff_ms: int
-    dead_letters: str | None
-    state: str | None
-    transaction_timeout_ms: int
-    idle_ms: int | None
-    run: str
-    """Drawn for each ``rq.process``: its workers' transactional ids are of it, so that a worker that was restarted
-    fences the one that it replaces, and two runs do not fence each other."""
-
-
-@dataclass(frozen=True, slots=True)
-class Figures:
-    """Of one worker since it was started, or of all together."""
-
-    records: int = 0
-    results: int = 0
-    dead_letters: int = 0
-    transactions: int = 0
-    """Committed."""
-    aborted: int = 0
-    """Batches that were begun and done again."""
-    retries: int = 0
-    """Calls of the function after it had failed."""
-
-    def __add__(self, other: Figures) -> Figures:
-        return Figures(*(getattr(self, name) + getattr(other, name) for name in Figures.__slots__))
-
-
-Function = Callable[..., Any]
-
-
-class _Stopped(Exception):  # noqa: N818  # it is none
-    """The loop is to end, and the function still fails."""
+    def __init__(self, cause: RayQueueError) -> None:
+        super().__init__(str(cause))
+        self.cause = cause
 
 
 class ProcessLoop:
@@ -98,15 +66,17 @@ class ProcessLoop:
         self.error: BaseException | None = None
         self._rq = rq
         self._settings = settings
-        self._function = function
         self._number = number
         self._stopping = threading.Event()
         self._states: dict[TopicPartition, State] = {}
-        self._dead = 0  # letters of the batch
+        self._calls = Calls(settings, function, self._state_of, self._stopping)
+        self._most = settings.batch
+        """Records of the next batch: less than ``batch`` while it is found out which one is refused."""
+        self._suspect: tuple[Place | None, int] = (None, 0)
+        """A record that was refused alone, and how often."""
+        self._failures = 0
+        """In a row, of batches and connections."""
         self._backoff = Backoff(rq.settings.client, Random())  # noqa: S311  # jitter
-        self._is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
-            getattr(function, "__call__", None)  # noqa: B004  # of an object
-        )
 
     def stop(self) -> None:
         """After the batch that is under way."""
@@ -121,6 +91,10 @@ class ProcessLoop:
             self.error = error
             _log.error("worker %d of group %s has ended: %r", self._number, self._settings.group, error)
         finally:
+            try:
+                self._calls.close()
+            except Exception:  # noqa: BLE001  # the application's, on its way out
+                _log.exception("the event loop of worker %d of group %s", self._number, self._settings.group)
             self.finished.set()
 
     def _connected(self) -> bool:
@@ -140,11 +114,12 @@ class ProcessLoop:
                     transaction_timeout_ms=settings.transaction_timeout_ms,
                 ) as producer,
             ):
+                self._calls.topics = Topics(producer, settings.sink, settings.named)
                 self._loop(consumer, producer)
         except RayQueueError as error:
             if not error.retriable or self._stopping.is_set():
                 raise
-            _log.warning("group %s cannot be processed at the moment: %s", settings.group, error)
+            self._note("the queue cannot be used at the moment", error)
             return False
         return True
 
@@ -156,14 +131,18 @@ class ProcessLoop:
             if not joined:  # until then there is nothing to be idle at
                 joined = bool(consumer.assignment()) or time.monotonic() - began_s > _JOIN_S
                 heard_s = time.monotonic()
+            records: Sequence[Record] = ()
             try:
-                records = consumer.poll(timeout_ms=POLL_MS)
+                records = consumer.poll(max_records=self._most, timeout_ms=POLL_MS)
                 if records:
                     self._batch(consumer, producer, records)
-                    self._backoff.reset()
+                    self._went_well()
                     heard_s = time.monotonic()
-            except _Stopped:  # in the middle of a batch, of which nothing is written
+            except Stopped:  # in the middle of a batch, of which nothing is written
                 return
+            except _Refused as refused:
+                self._isolate(records, refused.cause)
+                self._again(consumer, refused.cause)
             except ProducerFencedError:  # this worker was replaced
                 raise
             except (TransactionAbortedError, StaleGenerationError, OutcomeUnknownError) as error:
@@ -180,31 +159,77 @@ class ProcessLoop:
         for state in self._states.values():
             state.aborted()
         consumer.rewind()
-        _log.info("group %s: a batch is done again: %s", self._settings.group, error)
+        self._note("a batch is done again", error)
         self._stopping.wait(self._backoff.pause_s())
+
+    def _note(self, what: str, error: RayQueueError) -> None:
+        """Something will be tried again. Often in a row is worth a warning; each time is not."""
+        self._failures += 1
+        self.figures = replace(self.figures, trouble=f"{what}, {self._failures} times in a row by now: {error}")
+        often = self._failures > _USUAL_FAILURES and self._failures & (self._failures - 1) == 0
+        level = logging.WARNING if often else logging.INFO
+        _log.log(level, "group %s: %s (%d in a row): %s", self._settings.group, what, self._failures, error)
+
+    def _went_well(self) -> None:
+        self._most = min(self._settings.batch, 2 * self._most)
+        self._suspect = (None, 0)
+        self._calls.given_up.clear()
+        self._failures = 0
+        self._backoff.reset()
+        if self.figures.trouble:
+            self.figures = replace(self.figures, trouble="")
+
+    def _isolate(self, records: Sequence[Record], cause: RayQueueError) -> None:
+        """Find out which record cannot be written, and give it up. Raises the cause if there is no way to."""
+        if len(records) > 1:
+            self._most = len(records) // 2
+            return
+        (record,) = records
+        place = (record.topic, record.partition, record.offset)
+        if place in self._calls.given_up:  # so it is the dead letter that cannot be written
+            raise cause
+        attempts = self._suspect[1] + 1 if self._suspect[0] == place else 1
+        self._suspect = (place, attempts)
+        if attempts <= self._settings.retries:
+            return
+        if self._settings.dead_letters is None:
+            raise cause
+        self._calls.given_up[place] = (cause, attempts)
 
     # -- a batch ---------------------------------------------------------------------------------
 
     def _batch(self, consumer: Any, producer: Any, records: Sequence[Record]) -> None:
-        settings = self._settings
+        settings, calls = self._settings, self._calls
         if settings.state is not None:
             self._restore(records, settings.state)
-        self._dead = 0
-        results = [result for each in self._returned(records) for result in each]
-        made = len(results) - self._dead
+        try:
+            results = [result for each in calls.results(records) for result in each]
+        finally:
+            self._count(retries=calls.retries)
         tx = producer.transaction(wait_visible=False)
-        with tx:
-            send_all(tx, results, settings.sink)
-            for state in self._states.values():
-                state.send(tx)
-            tx.commit_offsets(consumer)
-            self._commit(tx)
+        try:
+            with tx:
+                self._send(tx, results)
+                tx.commit_offsets(consumer)
+                self._commit(tx)
+        except TransactionAbortedError as error:
+            if isinstance(error.__cause__, UNWRITABLE):
+                raise _Refused(error.__cause__) from error
+            raise
         for state in self._states.values():
             state.committed()
             before = state.to_trim()
             if before is not None:
                 self._rq.io.call(state.trim(self._rq.routes, before))
-        self._count(records=len(records), results=made, dead_letters=self._dead, transactions=1)
+        self._count(records=len(records), results=len(results) - calls.dead, dead_letters=calls.dead, transactions=1)
+
+    def _send(self, tx: Any, results: Sequence[Result]) -> None:
+        try:
+            send_all(tx, results, self._settings.sink)
+            for state in self._states.values():
+                state.send(tx)
+        except UNWRITABLE as error:  # it has become so since the results were looked at
+            raise _Refused(error) from error
 
     def _commit(self, tx: Any) -> None:
         """Until it is known how it ended: without that, nobody knows where to go on."""
@@ -218,67 +243,6 @@ class ProcessLoop:
                 time.sleep(self._backoff.pause_s())
             else:
                 return
-
-    def _returned(self, records: Sequence[Record]) -> list[list[Result]]:
-        """The results of each record."""
-        if self._is_async:
-            return asyncio.run(self._together(records))
-        found = []
-        for record in records:
-            attempt = 0
-            while True:
-                state = self._state_of(record)
-                try:
-                    made = self._function(record) if state is None else self._function(record, state)
-                    found.append(results_of(made, record, self._settings.sink))
-                    break
-                except Exception as error:  # noqa: BLE001  # the application's
-                    attempt += 1
-                    given_up = self._failed(record, state, error, attempt)
-                    if given_up is not None:
-                        found.append([given_up])
-                        break
-                    time.sleep(self._pause_s(attempt))
-        return found
-
-    async def _together(self, records: Sequence[Record]) -> list[list[Result]]:
-        """Coroutines of a batch run together; with a state one after the other, for they share it."""
-
-        async def one(record: Record) -> list[Result]:
-            attempt = 0
-            while True:
-                state = self._state_of(record)
-                try:
-                    work: Awaitable[Any] = self._function(record) if state is None else self._function(record, state)
-                    return results_of(await work, record, self._settings.sink)
-                except Exception as error:  # noqa: BLE001  # the application's
-                    attempt += 1
-                    given_up = self._failed(record, state, error, attempt)
-                    if given_up is not None:
-                        return [given_up]
-                    await asyncio.sleep(self._pause_s(attempt))
-
-        if self._settings.state is not None:
-            return [await one(record) for record in records]
-        return list(await asyncio.gather(*map(one, records)))
-
-    def _failed(self, record: Record, state: State | None, error: Exception, attempt: int) -> Result | None:
-        """The dead letter of a record that was tried often enough; None if it is to be tried again."""
-        if state is not None:
-            state.back()
-        if self._stopping.is_set():
-            raise _Stopped
-        if attempt <= self._settings.retries:
-            self._count(retries=1)
-            return None
-        if self._settings.dead_letters is None:
-            raise error
-        _log.warning("%s-%d %d becomes a dead letter: %r", record.topic, record.partition, record.offset, error)
-        self._dead += 1
-        return dead_letter(record, error, attempt, self._settings.dead_letters)
-
-    def _pause_s(self, attempt: int) -> float:
-        return longest_s(self._settings.retry_backoff_ms, _MAX_BACKOFF_MS, attempt - 1)
 
     def _count(self, **more: int) -> None:
         self.figures = replace(

@@ -1,20 +1,30 @@
 """Results of a processing function: nothing, a value, a ``Result``, or several of them; and how they are sent.
 
 Results of one batch are sent as columns, in the order of their records, one call
-for each topic and kind of place.
+for each topic and kind of place. Whether each could be written is found before,
+while it is known which record it is of.
 """
 
 from __future__ import annotations
 
-import traceback
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rayqueue.errors import InvalidInputError
+from rayqueue.client.producer.columns import check_headers
+from rayqueue.client.producer.destination import Target
+from rayqueue.errors import (
+    InvalidInputError,
+    OversizedRecordError,
+    RayQueueError,
+    TopicError,
+    TransactionTooLargeError,
+    UnknownPartitionError,
+)
 from rayqueue.records import HeadersIn, Record
 
-MAX_REASON = 1000
+UNWRITABLE = (InvalidInputError, TopicError, TransactionTooLargeError)
+"""Why results cannot be written, however often that is tried."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +47,8 @@ def results_of(returned: Any, record: Record, sink: str | None) -> list[Result]:
     for each in found:
         if any(not isinstance(given, bytes | None) for given in (each.value, each.key)):
             raise InvalidInputError(f"a result's value and key are bytes, not {each!r}")
+        if not isinstance(each.topic, str | None):
+            raise InvalidInputError(f"a result's topic is a name, not {each.topic!r}")
         if each.topic is None and sink is None:
             raise InvalidInputError("there is no sink, so every result must say its topic: Result(value, topic=...)")
     return found
@@ -50,17 +62,48 @@ def _plain(value: Any, record: Record) -> Result:
     return Result(value, record.key)
 
 
-def dead_letter(record: Record, error: BaseException, attempts: int, topic: str) -> Result:
-    """A record that was given up: as it was, with where it was and why in its headers."""
-    reason = "".join(traceback.format_exception_only(error)).strip()[:MAX_REASON]
-    told = (
-        ("dead-letter-topic", record.topic.encode()),
-        ("dead-letter-partition", b"%d" % record.partition),
-        ("dead-letter-offset", b"%d" % record.offset),
-        ("dead-letter-attempts", b"%d" % attempts),
-        ("dead-letter-reason", reason.encode()),
-    )
-    return Result(record.value, record.key, topic, (*record.headers, *told))
+class Topics:
+    """The topics that a loop writes to, as its producer knows them: what each of them takes."""
+
+    def __init__(self, producer: Any, sink: str | None, named: Collection[str]) -> None:
+        """``named``: by whoever has started the loop. That one of these is gone is the fault of no record."""
+        self._producer = producer
+        self._sink = sink
+        self._named = named
+
+    async def refusal(self, results: Sequence[Result]) -> RayQueueError | None:
+        """Why one of these can never be written; None if nothing is known against them. Awaits steps only
+        (``rayqueue.client.twins``). Raises what is no fault of theirs."""
+        for each in results:
+            topic = each.topic or self._sink or ""
+            try:
+                target = self._producer._targets.get(topic)
+                if target is None:
+                    target = await self._producer._learn(topic)
+                try:
+                    _check(target, each)
+                except (OversizedRecordError, UnknownPartitionError):  # the topic may take more than it did
+                    _check(await self._producer._learn(topic, refresh=True), each)
+            except UNWRITABLE as error:
+                if topic in self._named and not isinstance(error, InvalidInputError | UnknownPartitionError):
+                    raise
+                return error
+        return None
+
+    async def most_bytes(self, topic: str) -> int:
+        """Of key, value and headers of a record together. Awaits steps only."""
+        target: Target = self._producer._targets.get(topic) or await self._producer._learn(topic)
+        return target.most_bytes
+
+
+def _check(target: Target, result: Result) -> None:
+    size_bytes = len(result.value or b"") + len(result.key or b"")
+    if result.headers is not None:
+        size_bytes += check_headers(result.headers)[1]
+    if size_bytes > target.max_bytes:
+        raise target.oversized(size_bytes)
+    if result.partition is not None:
+        target.check_partition(result.partition)
 
 
 def send_all(tx: Any, results: Iterable[Result], sink: str | None) -> None:

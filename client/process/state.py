@@ -20,6 +20,7 @@ from collections.abc import Iterator, MutableMapping, Sequence
 from itertools import islice
 from typing import Any
 
+from rayqueue.client.process.results import Result
 from rayqueue.errors import DataLossError, InvalidInputError, RayQueueError
 from rayqueue.net.interfaces import ask
 from rayqueue.net.scan import Range, Scan, ScanSettings
@@ -97,6 +98,12 @@ class State(MutableMapping[bytes, bytes]):
                 del self._changes[key]
             else:
                 self._changes[key] = before
+
+    def to_write(self) -> list[Result]:
+        """What has changed since the mark, as what will be written of it."""
+        changed = {key: self._changes[key] for key, _ in self._undo}
+        place = self._place
+        return [Result(value, key, place.topic, partition=place.partition) for key, value in changed.items()]
 
     def send(self, tx: Any) -> None:
         """What is changed, and some of what was written long ago, if there is much before it that nobody needs."""

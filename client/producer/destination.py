@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 from random import randrange
 
-from rayqueue.client.producer.accumulator import ANY, BATCH_BYTES, Accumulator
+from rayqueue.client.producer.accumulator import ANY, BATCH_BYTES, KEY_BYTES, RECORD_BYTES, Accumulator
 from rayqueue.client.producer.columns import ArrowColumns, Columns
 from rayqueue.client.producer.partitioners import BY_KEY, STICKY, CustomPartitioner, KeyedPartitions
 from rayqueue.errors import InvalidInputError, OversizedRecordError, UnknownPartitionError
@@ -56,6 +56,14 @@ class Target:
 
     def _limit(self, info: TopicInfo) -> int:
         return min(info.settings.max_record_bytes, self._max_batch_bytes - BATCH_BYTES)
+
+    @property
+    def most_bytes(self) -> int:
+        """Of key, value and headers of a record that also fits into an empty partition, if those are bounded."""
+        bound = self.buffer.most_bytes
+        if bound is None:
+            return self.max_bytes
+        return max(0, min(self.max_bytes, bound - BATCH_BYTES - RECORD_BYTES - 2 * KEY_BYTES))
 
     # -- one record ----------------------------------------------------------------------
 

@@ -448,6 +448,11 @@ class Producer(Twin, Generic[ValueT, KeyT]):
         """``refresh``: a partition was named that was not there when the topic was looked up; it may have grown."""
         check_name("topic", topic)
         self._accumulator.check_open()
+        return await self._learn(topic, refresh=refresh)
+
+    async def _learn(self, topic: str, *, refresh: bool = False) -> Target:
+        """Also while nothing can be sent."""
+        check_name("topic", topic)
         return self._targets.learn(await in_io(self._io, self._rq.routes.topic(topic, refresh=refresh)))
 
     # -- the end -------------------------------------------------------------------------

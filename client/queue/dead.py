@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from rayqueue.client.queue.queue import JobQueue
 
 _AT_ONCE = 500
+_CHANGED = 1000
+"""As many as one call may name."""
 
 
 @dataclass(frozen=True)
@@ -102,13 +104,18 @@ class DeadLetters(Generic[ValueT, KeyT]):
     purge_async = awaiting(purge)
 
     async def _change(self, call: type[RedriveDead] | type[PurgeDead], job_ids: Iterable[JobId | str]) -> int:
-        shares: dict[int, tuple[int, ...] | None] = {}
+        shares: dict[int, list[int]] = {}
         for where in map(JobId.of, job_ids):
-            shares[where.partition] = (*(shares.get(where.partition) or ()), where.offset)
-        if not shares:
-            shares = dict.fromkeys(range(await self._queue.partition_count()))
+            shares.setdefault(where.partition, []).append(where.offset)
+        asked: list[tuple[int, tuple[int, ...] | None]] = [
+            (number, tuple(ids[begin : begin + _CHANGED]))
+            for number, ids in shares.items()
+            for begin in range(0, len(ids), _CHANGED)
+        ]
+        if not asked:
+            asked = [(number, None) for number in range(await self._queue.partition_count())]
         total = 0
-        for number, ids in shares.items():
+        for number, ids in asked:
             more = True
             while more:
                 changed: Changed = await self._queue.ask_partition(number, call(ids=ids))

@@ -20,17 +20,19 @@ import logging
 import time
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from itertools import count
+from operator import itemgetter
 from random import Random
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from rayqueue.client.queue.job import MAX_REASON, MAX_TRACEBACK, JobId
+from rayqueue.client.queue.job import JobId
 from rayqueue.client.queue.repeating import until_answered
-from rayqueue.client.queue.settling import runs_of
+from rayqueue.client.queue.settling import portions, runs_of, texts
 from rayqueue.errors import InvalidInputError, RayQueueError, TopicKindError, TopicRecreatedError, UnknownTopicError
 from rayqueue.net.backoff import Backoff
 from rayqueue.net.interfaces import ask
 from rayqueue.protocol.jobs import FindJobs, Job, Leased, LeaseJobs, Settled, SettleJobs, Settlement, WithdrawRequest
 from rayqueue.protocol.topics import TopicInfo, TopicPartition, check_name
+from rayqueue.records.room import Room
 
 if TYPE_CHECKING:
     from rayqueue.client.routes import ClusterRoutes
@@ -116,24 +118,36 @@ class DetachedQueue:
 
     # -- taking --------------------------------------------------------------------------------
 
-    async def take(self, max_jobs: int, *, wait_ms: int, lease_ms: int = 0) -> list[TakenJob]:
-        """The next jobs, at most so many; waits for the first. [] if none came. Cancelled, it takes none."""
+    async def take(
+        self, max_jobs: int, *, wait_ms: int, lease_ms: int = 0, max_bytes: int | None = None
+    ) -> list[TakenJob]:
+        """The next jobs, at most so many; waits for the first. [] if none came. Cancelled, it takes none.
+
+        ``max_bytes``: of all of them; one that is larger comes alone.
+        """
+        max_bytes = max_bytes or self._settings.consumer.fetch_bytes
+        found = await self._take(max_jobs, wait_ms, lease_ms, max_bytes)
+        count = Room(max_bytes).cut([each.job for each in found])
+        self.give_back(found[count:])
+        return found[:count]
+
+    async def _take(self, max_jobs: int, wait_ms: int, lease_ms: int, max_bytes: int) -> list[TakenJob]:
         deadline_s = time.monotonic() + wait_ms / 1000
         info = await self.info()
         try:
-            found = await self._look(info, max_jobs, lease_ms)
+            found = await self._look(info, max_jobs, lease_ms, max_bytes)
         except TopicRecreatedError:  # the caller means the one there is
             info = await self.info(fresh=True)
-            found = await self._look(info, max_jobs, lease_ms)
+            found = await self._look(info, max_jobs, lease_ms, max_bytes)
         while not found and (left_ms := round((deadline_s - time.monotonic()) * 1000)) > 0:
             info = await self.info()
             numbers = range(len(info.partitions))
             park_ms = min(left_ms, _PARK_MS if len(numbers) > 1 else _ALONE_MS)
-            asks = [self._ask(info, number, max_jobs, lease_ms, park_ms) for number in numbers]
+            asks = [self._ask(info, number, max_jobs, lease_ms, park_ms, max_bytes) for number in numbers]
             found = await self._first(asks, max_jobs, park_ms / 1000 + _ASK_S)
         return found
 
-    async def _look(self, info: TopicInfo, max_jobs: int, lease_ms: int) -> list[TakenJob]:
+    async def _look(self, info: TopicInfo, max_jobs: int, lease_ms: int, max_bytes: int) -> list[TakenJob]:
         """What there is now: from one partition, or from as many as it takes."""
         total = len(info.partitions)
         order = [(self._turn + step) % total for step in range(total)]
@@ -143,19 +157,22 @@ class DetachedQueue:
         while order and len(found) < max_jobs:
             asked, order = order[:width], order[width:]
             share = -(-(max_jobs - len(found)) // len(asked))
-            asks = [self._ask(info, number, share, lease_ms, 0) for number in asked]
+            share_bytes = max(1, max_bytes // len(asked))
+            asks = [self._ask(info, number, share, lease_ms, 0, share_bytes) for number in asked]
             found += await self._first(asks, max_jobs - len(found), _ASK_S)
             width *= 2
             if found:
                 break
         return found
 
-    async def _ask(self, info: TopicInfo, number: int, max_jobs: int, lease_ms: int, wait_ms: int) -> list[TakenJob]:
+    async def _ask(
+        self, info: TopicInfo, number: int, max_jobs: int, lease_ms: int, wait_ms: int, max_bytes: int
+    ) -> list[TakenJob]:
         call = LeaseJobs(
             worker=self._worker,
             attempt=next(self._attempts),
             max_jobs=max_jobs,
-            max_bytes=self._settings.consumer.fetch_bytes,
+            max_bytes=max_bytes,
             wait_ms=wait_ms,
             lease_ms=lease_ms,
             detached=True,
@@ -250,6 +267,7 @@ class DetachedQueue:
     ) -> list[JobLease]:
         """Say how these ended. Returns once that is committed, with those that were lost. May be repeated. ``result``:
         of the one job that is acknowledged."""
+        reason, traceback = texts(reason, traceback)
 
         def settlement(token: int, offsets: Sequence[int]) -> Settlement:
             return Settlement(
@@ -257,8 +275,8 @@ class DetachedQueue:
                 token=token,
                 jobs=runs_of(sorted(set(offsets))),
                 delay_ms=-1 if delay_ms is None else delay_ms,
-                reason=reason[:MAX_REASON],
-                traceback=traceback[-MAX_TRACEBACK:],
+                reason=reason,
+                traceback=traceback,
                 result=result,
             )
 
@@ -292,7 +310,7 @@ class DetachedQueue:
             calls.setdefault(number, []).append((told, some))
         lasts_ms: list[int] = []
 
-        async def one(number: int, told: list[tuple[Settlement, list[JobLease]]]) -> None:
+        async def one(number: int, told: Sequence[tuple[Settlement, list[JobLease]]]) -> None:
             call = SettleJobs(worker=self._worker, settlements=tuple([each for each, _ in told]))
             place = TopicPartition(self.name, number)
             answers: Sequence[Settled] = await ask(self._routes, place, call, topic_id=info.topic_id)
@@ -306,7 +324,8 @@ class DetachedQueue:
                     lasts_ms.append(answer.lease_ms)
 
         try:
-            await asyncio.gather(*(one(number, told) for number, told in calls.items()))
+            said = [(number, some) for number, told in calls.items() for some in portions(told, itemgetter(0))]
+            await asyncio.gather(*(one(number, some) for number, some in said))
         except (TopicRecreatedError, UnknownTopicError):
             return list(leases), 0
         return lost, min(lasts_ms, default=0)

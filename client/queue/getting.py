@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from itertools import count
 from random import Random
 from typing import Any
@@ -23,7 +23,7 @@ from typing import Any
 from ray.util.queue import Empty
 
 from rayqueue.client.queue.repeating import FOREVER_S, until_answered
-from rayqueue.client.queue.settling import runs_of
+from rayqueue.client.queue.settling import itself, portions, runs_of
 from rayqueue.config import Settings
 from rayqueue.net.backoff import Backoff
 from rayqueue.net.interfaces import Routes, ask
@@ -196,7 +196,7 @@ class Getting:
 
     async def _release(self, leased: Sequence[Leased]) -> None:
         told = [Settlement(kind="release", token=each.token, jobs=_runs(each)) for each in leased if each.jobs]
-        calls = [SettleJobs(worker=self._worker, settlements=some) for some in _of_one_call(told)]
+        calls = [SettleJobs(worker=self._worker, settlements=tuple(some)) for some in portions(told, itself)]
         await asyncio.gather(*[self._surely(call, _nothing, self._lease_s) for call in calls])
 
     def _release_later(self, leased: Sequence[Leased]) -> None:
@@ -262,20 +262,6 @@ def _runs(leased: Leased) -> tuple[tuple[int, int], ...]:
 
 def _nothing(_: Any) -> None:
     """Comes of the answer."""
-
-
-def _of_one_call(told: Sequence[Settlement]) -> Iterator[tuple[Settlement, ...]]:
-    """As many at a time as one call may have: ``MAX_JOBS`` jobs."""
-    some: list[Settlement] = []
-    jobs = 0
-    for each in told:
-        jobs += sum([count for _, count in each.jobs])
-        if jobs > MAX_JOBS and some:
-            yield tuple(some)
-            some, jobs = [], sum([count for _, count in each.jobs])
-        some.append(each)
-    if some:
-        yield tuple(some)
 
 
 _finishing: set[asyncio.Task[Any]] = set()

@@ -16,15 +16,14 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple
 import msgspec
 from typing_extensions import Self
 
+from rayqueue.client.arguments import check_duration
+from rayqueue.client.queue.settling import texts
 from rayqueue.client.twins import awaiting, blocking
 from rayqueue.errors import InvalidInputError
 from rayqueue.records import Headers, KeyT, ValueT
 
 if TYPE_CHECKING:
     from rayqueue.client.queue.worker import Worker
-
-MAX_REASON = 4000
-MAX_TRACEBACK = 16_000
 
 
 class JobId(NamedTuple):
@@ -51,8 +50,7 @@ class JobId(NamedTuple):
 
 def explained(error: BaseException) -> tuple[str, str]:
     """The reason and traceback of an exception, as ``nack`` and ``reject`` take them."""
-    told = "".join(tracebacks.format_exception(error))
-    return f"{type(error).__name__}: {error}"[:MAX_REASON], told[-MAX_TRACEBACK:]
+    return texts(f"{type(error).__name__}: {error}", "".join(tracebacks.format_exception(error)))
 
 
 class Grant(NamedTuple):
@@ -115,7 +113,7 @@ class Job(msgspec.Struct, Generic[ValueT, KeyT], weakref=True, eq=False):
     @blocking
     async def done(self, result: Any, *, wait: bool = True) -> None:
         """It is finished, with a result for those who wait for it (``put(..., want_result=True)``). Bytes, or what the
-        queue's ``result_form`` writes. ``wait`` as for ``ack``."""
+        queue's ``result_form`` writes; at most 64 KiB, or ``OversizedRecordError``. ``wait`` as for ``ack``."""
         await self._worker.settle((self,), "ack", result=self._worker.encoded_result(result), wait=wait)
 
     done_async = awaiting(done)
@@ -126,6 +124,8 @@ class Job(msgspec.Struct, Generic[ValueT, KeyT], weakref=True, eq=False):
     ) -> None:
         """It was not done, and is to be tried again: after ``delay_ms``, or after the queue's back-off. After
         ``max_deliveries`` it is dead. ``wait`` as for ``ack``."""
+        if delay_ms is not None:
+            check_duration("delay_ms", delay_ms)
         await self._worker.settle((self,), "nack", delay_ms=delay_ms, reason=reason, traceback=traceback, wait=wait)
 
     nack_async = awaiting(nack)

@@ -31,10 +31,19 @@ from rayqueue.client.queue.putting import Putting
 from rayqueue.client.queue.worker import Worker
 from rayqueue.client.queue.working import Working
 from rayqueue.client.twins import Twin, awaiting, beside, blocking, in_io, part
-from rayqueue.errors import InvalidInputError, TopicKindError
+from rayqueue.errors import InvalidInputError, OversizedRecordError, TopicKindError
 from rayqueue.net.interfaces import ask, same_topic
 from rayqueue.protocol.calls import Call
-from rayqueue.protocol.jobs import CancelJobs, FindJobs, GetJobs, GetQueueSizes, JobStatus, PeekJobs, QueueSizes
+from rayqueue.protocol.jobs import (
+    MAX_RESULT_BYTES,
+    CancelJobs,
+    FindJobs,
+    GetJobs,
+    GetQueueSizes,
+    JobStatus,
+    PeekJobs,
+    QueueSizes,
+)
 from rayqueue.protocol.jobs import Job as WireJob
 from rayqueue.protocol.topics import TopicInfo, TopicPartition, check_name
 from rayqueue.records import KeyT, ValueT
@@ -275,6 +284,12 @@ class JobQueue(Putting[ValueT, KeyT], Working[ValueT, KeyT], Twin):
         if not isinstance(encoded, bytes):
             raise InvalidInputError(
                 f"a result of {self.name} is bytes, not {type(result).__name__}: give rq.queue(result_model=)"
+            )
+        if len(encoded) > MAX_RESULT_BYTES:
+            raise OversizedRecordError(
+                f"a result of {self.name} has {len(encoded)} bytes; at most {MAX_RESULT_BYTES} are kept: put it "
+                "elsewhere, and its place here",
+                size_bytes=len(encoded),
             )
         return encoded
 

@@ -3,15 +3,20 @@
 No I/O. An ``Ending`` is of any number of jobs of one lease, and acknowledgements
 of the same lease become one settlement, of runs; whatever carries a reason or a
 result stays a settlement of its own. One call per partition is under way at a
-time, and carries all that waits.
+time, and carries all that waits, within the bounds of a call: ``MAX_JOBS`` jobs and
+``CALL_BYTES``. Many callers share it, so nothing may go into it that a replica
+refuses: texts are cut and made writable (``texts``), results are measured by
+whoever makes them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
 from itertools import groupby
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
 from rayqueue.errors import LeaseLostError, RayQueueError
 from rayqueue.protocol.jobs import MAX_JOBS, Run, Settled, Settlement
@@ -23,7 +28,24 @@ Kind = Literal["ack", "nack", "reject", "release"]
 Told = Callable[["Ending", "RayQueueError | None"], None]
 """Called once, in the I/O thread: None if all of them were settled."""
 
+MAX_REASON = 4000
+MAX_TRACEBACK = 16_000
+CALL_BYTES = 256 * 1024
+"""Of settlements in one call, about: far below what a replica takes (``log.max_batch_bytes``)."""
+
+_T = TypeVar("_T")
 _grant = attrgetter("grant")
+
+
+def texts(reason: str, traceback: str) -> tuple[str, str]:
+    """As they may be sent: the beginning of a reason, the end of a traceback."""
+    return _writable(reason[:MAX_REASON])[:MAX_REASON], _writable(traceback[-MAX_TRACEBACK:])[-MAX_TRACEBACK:]
+
+
+def _writable(text: str) -> str:
+    """A file's name that is no UTF-8 becomes a text with halves of surrogate pairs, which cannot be written. They are
+    escaped."""
+    return text if text.isascii() else text.encode(errors="backslashreplace").decode()
 
 
 class Ending(NamedTuple):
@@ -90,18 +112,32 @@ def gather(endings: Sequence[Ending]) -> list[Gathered]:
     return found
 
 
-def calls_of(endings: Sequence[Ending]) -> Iterator[Sequence[Ending]]:
-    """As many at a time as one call may have: ``MAX_JOBS`` jobs."""
-    some: list[Ending] = []
-    jobs = 0
-    for each in endings:
-        jobs += len(each.offsets)
-        if jobs > MAX_JOBS and some:
+def portions(said: Sequence[_T], settlement: Callable[[_T], Settlement]) -> Iterator[Sequence[_T]]:
+    """As many at a time as one call may have: ``MAX_JOBS`` jobs, and ``CALL_BYTES`` unless a single one has more.
+    ``settlement``: that of each."""
+    some: list[_T] = []
+    jobs = size_bytes = 0
+    for each in said:
+        told = settlement(each)
+        their_jobs, their_bytes = sum([count for _, count in told.jobs]), _size_bytes(told)
+        if some and (jobs + their_jobs > MAX_JOBS or size_bytes + their_bytes > CALL_BYTES):
             yield some
-            some, jobs = [], len(each.offsets)
+            some, jobs, size_bytes = [], 0, 0
         some.append(each)
+        jobs += their_jobs
+        size_bytes += their_bytes
     if some:
         yield some
+
+
+def _size_bytes(told: Settlement) -> int:
+    """At most so many, written as MessagePack: with the names of its fields, and its numbers."""
+    texts_bytes = sum([len(text) * (1 if text.isascii() else 4) for text in (told.reason, told.traceback)])
+    return 128 + 15 * len(told.jobs) + texts_bytes + len(told.result or b"")
+
+
+def itself(told: Settlement) -> Settlement:
+    return told
 
 
 def _settlement(ending: Ending, offsets: Sequence[int]) -> Settlement:
@@ -144,9 +180,10 @@ def tell(gathered: Sequence[Gathered], answers: Sequence[Settled], queue: str) -
             each.told(each, _lost(queue, settlement.kind, each, lost) if lost else None)
 
 
-def tell_failure(endings: Iterable[Ending], error: RayQueueError) -> None:
-    for each in endings:
-        each.told(each, error)
+def tell_failure(gathered: Iterable[Gathered], error: RayQueueError) -> None:
+    for _, endings in gathered:
+        for each in endings:
+            each.told(each, error)
 
 
 def _lost(queue: str, kind: str, ending: Ending, lost: list[int]) -> LeaseLostError:
@@ -165,7 +202,7 @@ class Countdown:
 
     __slots__ = ("_answer", "_error", "_left")
 
-    def __init__(self, left: int, answer: Any) -> None:
+    def __init__(self, left: int, answer: Future[None]) -> None:
         self._left = left
         self._answer = answer
         self._error: RayQueueError | None = None
@@ -173,7 +210,9 @@ class Countdown:
     def __call__(self, _: Ending, error: RayQueueError | None) -> None:
         self._left -= 1
         self._error = self._error or error
-        if not self._left and not self._answer.cancelled():
+        if self._left:
+            return
+        with suppress(InvalidStateError):  # whoever waited for it has given up, in another thread
             if self._error is None:
                 self._answer.set_result(None)
             else:

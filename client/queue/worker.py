@@ -22,15 +22,17 @@ import logging
 import threading
 import time
 import uuid
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from itertools import count
+from operator import attrgetter
 from random import Random
 from typing import TYPE_CHECKING, Any
 
 from rayqueue.client.io import IoThread
 from rayqueue.client.joining import own_node
 from rayqueue.client.queue.buffer import LINGER_S, Buffer, Waiter
-from rayqueue.client.queue.job import MAX_REASON, MAX_TRACEBACK, Grant, Job, JobId
+from rayqueue.client.queue.job import Grant, Job, JobId
 from rayqueue.client.queue.leases import Leases
 from rayqueue.client.queue.settling import (
     Countdown,
@@ -38,16 +40,25 @@ from rayqueue.client.queue.settling import (
     Kind,
     Told,
     add,
-    calls_of,
     gather,
+    itself,
     of_leases,
+    portions,
     tell,
     tell_failure,
+    texts,
 )
 from rayqueue.client.queue.takes import Ask, Takes
 from rayqueue.client.twins import outcome, rest
 from rayqueue.config import Settings
-from rayqueue.errors import ClosedError, LeaseLostError, RayQueueError
+from rayqueue.errors import (
+    ClosedError,
+    InvalidInputError,
+    LeaseLostError,
+    OutcomeUnknownError,
+    RayQueueError,
+    TransportError,
+)
 from rayqueue.net.backoff import Backoff
 from rayqueue.net.interfaces import ask, same_topic
 from rayqueue.protocol.calls import Call
@@ -173,7 +184,7 @@ class Worker:
         by_lease = of_leases(jobs)
         answer: concurrent.futures.Future[None] = concurrent.futures.Future()
         told: Told = Countdown(len(by_lease), answer) if wait else self._heard_later
-        more = -1 if delay_ms is None else delay_ms, reason[:MAX_REASON], traceback[-MAX_TRACEBACK:], result
+        more = -1 if delay_ms is None else delay_ms, *texts(reason, traceback), result
         self._end(jobs, [(where, Ending(kind, token, some, told, *more)) for (where, token), some in by_lease.items()])
         if wait:
             with self._buffer.blocked():
@@ -190,8 +201,7 @@ class Worker:
     ) -> None:
         """The same, and nobody waits for it. A failure is logged: the job comes again."""
         grant = job.grant
-        texts = reason[:MAX_REASON], traceback[-MAX_TRACEBACK:]
-        ending = Ending(kind, grant.token, [job.offset], self._unheard, -1, *texts, result)
+        ending = Ending(kind, grant.token, [job.offset], self._unheard, -1, *texts(reason, traceback), result)
         self._end((job,), ((grant.partition, ending),))
 
     def _end(self, jobs: Iterable[Job[Any, Any]], endings: Iterable[tuple[int, Ending]]) -> None:
@@ -212,7 +222,7 @@ class Worker:
     def _dropped(self, grant: Grant, offset: int, reason: str) -> None:
         with self._lock:
             endings = self._endings.setdefault(grant.partition, [])
-            endings.append(Ending("nack", grant.token, [offset], self._unheard, reason=reason))
+            endings.append(Ending("nack", grant.token, [offset], self._unheard, -1, *texts(reason, "")))
         self._pump()
 
     def _unheard(self, ending: Ending, error: RayQueueError | None) -> None:
@@ -411,7 +421,8 @@ class Worker:
             except RayQueueError as error:
                 with self._lock:
                     endings = self._endings.setdefault(grant.partition, [])
-                    endings.append(Ending("reject", grant.token, [each.id], self._unheard, -1, str(error)))
+                    ending = Ending("reject", grant.token, [each.id], self._unheard, -1, *texts(str(error), ""))
+                    endings.append(ending)
             else:
                 made.append(
                     Job(
@@ -438,16 +449,34 @@ class Worker:
     # -- settling --------------------------------------------------------------------------------
 
     async def _settle(self, number: int, endings: list[Ending]) -> None:
+        """Everybody is told, whatever happens: somebody waits, or has a job that he thinks is done."""
+        untold = deque(portions(gather(endings), attrgetter("settlement")))
         try:
-            for some in calls_of(endings):
-                gathered = gather(some)
+            while untold:
+                some = untold[0]
+                failed: RayQueueError | None = None
                 try:
-                    answers = await self._say(number, [each.settlement for each in gathered])
+                    answers = await self._say(number, [each.settlement for each in some])
+                except InvalidInputError as error:
+                    if len(some) > 1:  # it is about one of them: the others are not to suffer for it
+                        middle = len(some) // 2
+                        untold.popleft()
+                        untold.extendleft((some[middle:], some[:middle]))
+                        continue
+                    failed = error
                 except RayQueueError as error:
-                    tell_failure(some, error)
+                    failed = error
+                except Exception as error:  # noqa: BLE001  # whatever it is, somebody waits
+                    _log.exception("what became of jobs of %s-%d could not be said", self.name, number)
+                    failed = OutcomeUnknownError(f"this could not be said of a job of {self.name}: {error!r}")
+                untold.popleft()
+                if failed is None:
+                    tell(some, answers, f"{self.name}-{number}")
                 else:
-                    tell(gathered, answers, f"{self.name}-{number}")
+                    tell_failure(some, failed)
         finally:
+            for some in untold:
+                tell_failure(some, OutcomeUnknownError(f"this handle of queue {self.name} was closed; outcome unknown"))
             del self._settling[number]
             if number in self._endings:
                 self._pump()
@@ -455,6 +484,8 @@ class Worker:
     async def _say(self, number: int, settlements: Sequence[Settlement]) -> Sequence[Settled]:
         call = SettleJobs(worker=self.id, settlements=tuple(settlements))
         answers: Sequence[Settled] = await self._ask(number, call)
+        if len(answers) != len(settlements):
+            raise TransportError(f"{len(answers)} answers to {len(settlements)} settlements of {self.name}-{number}")
         return answers
 
     async def _flushed(self) -> None:
@@ -465,7 +496,7 @@ class Worker:
 
     # -- extending -------------------------------------------------------------------------------
 
-    async def _extend(self, number: int, due: list[Settlement]) -> None:
+    async def _extend(self, number: int, due: Sequence[Settlement]) -> None:
         leases = self._leases[number]
         try:
             answers = await self._say(number, due)
@@ -525,7 +556,8 @@ class Worker:
             if due:
                 for each in due:
                     leases.not_answered(each.token, now_s)  # not twice while this is under way
-                self._spawn(self._extend(number, due[:MAX_JOBS]))
+                for some in portions(due, itself):
+                    self._spawn(self._extend(number, some))
         self._pump()
 
     # -- the end ---------------------------------------------------------------------------------

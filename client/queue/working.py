@@ -9,7 +9,7 @@ from types import CodeType, FrameType
 from typing import Any, Generic
 
 from rayqueue.client.arguments import check_count, hinted
-from rayqueue.client.queue.job import MAX_REASON, Job, explained
+from rayqueue.client.queue.job import Job, explained
 from rayqueue.client.queue.worker import Worker
 from rayqueue.client.twins import run_awaiting, run_blocking
 from rayqueue.errors import InvalidInputError
@@ -187,7 +187,7 @@ def _left_behind(job: Job[Any, Any], frame: FrameType | None = None) -> None:
     job.settled = True
     where = f" at {frame.f_code.co_filename}:{frame.f_lineno}, in {frame.f_code.co_name}," if frame else ""
     reason = f"the loop over the queue was left{where} before the job was done"
-    job.grant.worker.dropped(job.grant, job.offset, reason[:MAX_REASON])
+    job.grant.worker.dropped(job.grant, job.offset, reason)
 
 
 def _failed(worker: Worker, job: Job[Any, Any], error: BaseException) -> None:

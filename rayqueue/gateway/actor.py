@@ -13,7 +13,7 @@ from typing import Any
 from rayqueue.client.handle import RayQueue
 from rayqueue.config import GatewaySettings
 from rayqueue.errors import RayQueueError
-from rayqueue.gateway.server import GatewayThread
+from rayqueue.gateway.server import GatewayThread, stops_within_s
 
 _log = logging.getLogger(__name__)
 
@@ -22,6 +22,7 @@ class GatewayActor:
     """``rayqueue.gateway.fleet`` makes actors of it."""
 
     def __init__(self, rq: RayQueue, settings: GatewaySettings) -> None:
+        self._settings = settings
         self._thread = GatewayThread(rq, settings)
         self._problem: RayQueueError | None = None
         try:
@@ -38,6 +39,10 @@ class GatewayActor:
         if self._problem is not None:
             raise self._problem
         return {**self._gateway.address, "pid": os.getpid()}
+
+    def closes_within_s(self) -> float:
+        """How long ``close`` takes at most, by this gateway's own settings."""
+        return stops_within_s(self._settings)
 
     def close(self) -> None:
         """No new requests; those under way are answered, sessions leave their groups."""

@@ -11,12 +11,13 @@ import asyncio
 import logging
 import time
 from contextlib import suppress
+from contextvars import ContextVar
 from typing import Any
 
 import msgspec
 
 from rayqueue.client.handle import RayQueue
-from rayqueue.errors import RateLimitedError, RayQueueError
+from rayqueue.errors import PermissionDeniedError, RateLimitedError, RayQueueError, UnauthenticatedError
 from rayqueue.gateway.limits import Buckets
 from rayqueue.gateway.principals import Caller
 from rayqueue.protocol.topics import GATEWAY
@@ -27,7 +28,13 @@ TOPIC = f"{GATEWAY}audit"
 _MAX_WAITING = 10_000
 _LAST_ENTRIES_S = 2.0
 _REFUSALS_PER_S = 10
-_RETENTION_MS = 90 * 24 * 3_600_000
+RETENTION_MS = 90 * 24 * 3_600_000
+REFUSALS = (UnauthenticatedError, PermissionDeniedError)
+_SHOWN = 200
+"""Characters of a path or a method: a caller chooses them."""
+
+asked_from: ContextVar[str] = ContextVar("asked_from", default="")
+"""The address of the caller whose request is carried out, in the task that does it."""
 
 
 class Entry(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -39,6 +46,13 @@ class Entry(msgspec.Struct, frozen=True, omit_defaults=True):
     name: str
     outcome: str = "done"
     source: str = ""
+    needs: str = ""
+    """The grant that was missing."""
+
+
+def entry(by: str, key: str, verb: str, kind: str, name: str, **more: str) -> Entry:
+    """As of now."""
+    return Entry(int(time.time() * 1000), by, key, verb, kind, name, **more)
 
 
 class Audit:
@@ -55,19 +69,25 @@ class Audit:
     async def start(self) -> None:
         self._task = asyncio.get_running_loop().create_task(self._write())
 
-    def note(self, caller: Caller, verb: str, kind: str, name: str, *, outcome: str = "done", source: str = "") -> None:
-        if caller.key_id is None:
-            return
-        self._put(Entry(int(time.time() * 1000), self._gateway_id, caller.key_id, verb, kind, name, outcome, source))
+    def note(self, caller: Caller, verb: str, kind: str, name: str) -> None:
+        """A change that was made."""
+        if caller.key_id is not None:
+            self._put(entry(self._gateway_id, caller.key_id, verb, kind, name, source=asked_from.get()))
 
-    def refused(self, key: str, what: str, outcome: str, source: str) -> None:
+    def refused_within(self, caller: Caller, what: str, error: RayQueueError) -> None:
+        """As ``refused``, of a message in a stream that was let in. Other errors are nothing for the audit."""
+        if caller.key_id is not None and isinstance(error, REFUSALS):
+            self.refused(caller.key_id, what, error, asked_from.get())
+
+    def refused(self, key: str, what: str, error: RayQueueError, source: str) -> None:
         """A request that was not let in, or not allowed. Who is refused all the time does not fill the disk with it."""
         try:
             self._refusals.take(source)
         except RateLimitedError:
             self.dropped += 1
             return
-        self._put(Entry(int(time.time() * 1000), self._gateway_id, key, "request", "route", what, outcome, source))
+        told = {"outcome": error.code, "source": source, "needs": str(error.details.get("needs", ""))}
+        self._put(entry(self._gateway_id, key, "request", "route", what[:_SHOWN], **told))
 
     def _put(self, entry: Entry) -> None:
         try:
@@ -96,7 +116,7 @@ class Audit:
                     producer = await self._rq.producer_async()
                 if not made:
                     await self._rq.create_topic_async(TOPIC, if_missing=True, partitions=1)
-                    await self._rq.alter_topic_async(TOPIC, retention_ms=_RETENTION_MS)
+                    await self._rq.alter_topic_async(TOPIC, retention_ms=RETENTION_MS)
                     made = True
                 await producer.send_many_async(TOPIC, [msgspec.json.encode(each) for each in entries])
             except RayQueueError as error:

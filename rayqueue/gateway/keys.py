@@ -6,7 +6,10 @@ gateway only reads them (``KeyWatch``), and no request reaches this topic.
 
 from __future__ import annotations
 
+import getpass
 import logging
+import os
+import socket
 import time
 from collections.abc import Callable, Sequence
 
@@ -14,6 +17,7 @@ import msgspec
 
 from rayqueue.client.handle import RayQueue
 from rayqueue.errors import InvalidInputError, NotLeaderError, UnknownTopicError
+from rayqueue.gateway import audit
 from rayqueue.gateway.follower import Follower
 from rayqueue.gateway.principals import (
     ANYONE,
@@ -61,7 +65,7 @@ class KeyStore:
             raise InvalidInputError(f"there are {MAX_KEYS} keys, with the revoked ones: no more can be made")
         token = Token.new()
         key = Key(token.key_id, name, token.digest, grants_of(grants), int(time.time() * 1000))
-        self._append(KeyCreated(key.key_id, key.name, key.digest, key.grants, key.created_ms))
+        self._append(KeyCreated(key.key_id, key.name, key.digest, key.grants, key.created_ms), "create")
         return token, key
 
     def grant(self, key_id: str, grants: Sequence[str], *, take_back: bool = False) -> Key:
@@ -70,14 +74,14 @@ class KeyStore:
         given = grants_of(grants)
         kept = tuple(each for each in key.grants if each not in given)
         together = kept if take_back else grants_of(map(str, (*kept, *given)))
-        self._append(KeyGranted(key_id, together))
+        self._append(KeyGranted(key_id, together), "alter")
         return msgspec.structs.replace(key, grants=together)
 
     def revoke(self, key_id: str) -> Key:
         """It is of no use from now on, and never again."""
         key = self._living(key_id)
         revoked_ms = int(time.time() * 1000)
-        self._append(KeyRevoked(key_id, revoked_ms))
+        self._append(KeyRevoked(key_id, revoked_ms), "delete")
         return msgspec.structs.replace(key, revoked_ms=revoked_ms)
 
     def ring(self) -> KeyRing:
@@ -103,10 +107,22 @@ class KeyStore:
             raise InvalidInputError(f"key {key_id} was revoked, for good; create another one")
         return key
 
-    def _append(self, event: KeyEvent) -> None:
-        self._rq.create_topic(TOPIC, if_missing=True, partitions=1)
+    def _append(self, event: KeyEvent, verb: str) -> None:
+        """Also to the audit, first: a key that is there was made by somebody."""
+        for topic in (audit.TOPIC, TOPIC):
+            self._rq.create_topic(topic, if_missing=True, partitions=1)
+        self._rq.alter_topic(audit.TOPIC, retention_ms=audit.RETENTION_MS)
+        told = audit.entry("cluster", _operator(), verb, "key", event.key_id, source=socket.gethostname())
         with self._rq.producer() as producer:
+            producer.send(audit.TOPIC, msgspec.json.encode(told)).result()
             producer.send(TOPIC, msgspec.json.encode(event)).result()
+
+
+def _operator() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a container's user may have no name
+        return f"uid {os.getuid()}"
 
 
 class KeyWatch:

@@ -8,11 +8,13 @@ the audit. What is wrong is a ``RayQueueError``, from here or from the client.
 from __future__ import annotations
 
 import asyncio
+import math
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from rayqueue.client.admin import GroupDescription, TopicDescription
 from rayqueue.client.group_reset import GroupReset
@@ -32,6 +34,7 @@ from rayqueue.errors import (
 )
 from rayqueue.gateway.audit import TOPIC as AUDIT
 from rayqueue.gateway.audit import Audit
+from rayqueue.gateway.draining import Draining
 from rayqueue.gateway.limits import Limits
 from rayqueue.gateway.numbered import REPEATABLE_MS, NumberedWrite, Placement, check_ahead
 from rayqueue.gateway.outcomes import worst
@@ -64,6 +67,21 @@ class Columns:
     partitions: list[int | None] | None = None
 
 
+class TailPlaces(NamedTuple):
+    """Where the reader of a topic is: partition to the offset of the next record."""
+
+    topic_id: int
+    """Offsets of an earlier topic of the same name mean nothing in this one."""
+    next: Mapping[int, int]
+
+
+class Tailed(NamedTuple):
+    """A step of a tail: what came, and where it goes on behind that."""
+
+    records: list[Record]
+    places: TailPlaces
+
+
 class Operations:
     """Of one gateway. Belongs to its event loop."""
 
@@ -78,6 +96,7 @@ class Operations:
         audit: Audit,
         now_ms: Callable[[], int],
         again: Callable[[Caller], Caller],
+        drain: Draining,
     ) -> None:
         """``again``: the same caller as he is now, for what lasts longer than one request."""
         self._rq = rq
@@ -88,6 +107,7 @@ class Operations:
         self._audit = audit
         self._now_ms = now_ms
         self.again = again
+        self.drain = drain
         self._topics = TopicCache(rq)
         self._producer: Any = None
 
@@ -297,7 +317,12 @@ class Operations:
         _topic(caller, "consume", topic)
         async with self._reading(topic, partition, isolation) as consumer:
             found: list[Record] = await consumer.peek_async(
-                topic, partition, offset=offset, timestamp_ms=timestamp_ms, max_records=_count(max_records)
+                topic,
+                partition,
+                offset=offset,
+                timestamp_ms=timestamp_ms,
+                max_records=_count(max_records),
+                max_bytes=self._settings.max_answer_bytes,
             )
             return found
 
@@ -322,11 +347,21 @@ class Operations:
         offset: int | None = None,
         start: Literal["earliest", "latest"] = "latest",
         isolation: Isolation | None = None,
-    ) -> AsyncIterator[list[Record]]:
-        """Records as they come; [] every second without any. Until it is closed."""
+        places: TailPlaces | None = None,
+    ) -> AsyncIterator[Tailed]:
+        """Records as they come; none every second without any. Until it is closed. ``places``: of an earlier tail,
+        which is gone on with; they count for more than ``offset``. ``TopicRecreatedError`` if they are of an earlier
+        topic."""
         _topic(caller, "consume", topic)
         if offset is not None and partition is None:
             raise InvalidInputError("an offset needs the partition that it is of")
+        topic_id = (await self._topics.get(topic, fresh=places is not None)).topic_id
+        if places is not None and places.topic_id != topic_id:
+            raise TopicRecreatedError(
+                f"topic {topic!r} was deleted and made again since: read it from its beginning",
+                topic_id=places.topic_id,
+                now=topic_id,
+            )
         with self.limits.streams.held(caller.name):
             options: dict[str, Any] = {"start": start, "on_corrupt": "skip", **isolated(isolation)}
             if partition is None:
@@ -334,12 +369,17 @@ class Operations:
             else:
                 consumer = await self._rq.consumer_async(partitions=[(topic, partition)], **options)
             try:
-                if offset is not None:
-                    await consumer.seek_async((topic, partition or 0), offset)
+                wanted = {} if offset is None or partition is None else {partition: offset}
+                for number, at in {**wanted, **({} if places is None else places.next)}.items():
+                    await consumer.seek_async((topic, number), at)
                 while True:
-                    batch = await consumer.poll_async(max_records=_TAIL_RECORDS, timeout_ms=_TAIL_WAIT_MS)
+                    self.drain.check()
+                    batch = await consumer.poll_async(
+                        max_records=_TAIL_RECORDS, timeout_ms=_TAIL_WAIT_MS, max_bytes=self._settings.max_answer_bytes
+                    )
                     _topic(self.again(caller), "consume", topic)
-                    yield batch
+                    next_of = {each.partition: at for each, at in consumer.positions().items()}
+                    yield Tailed(batch, TailPlaces(topic_id, next_of))
             finally:
                 await consumer.close_async()
 
@@ -391,13 +431,48 @@ class Operations:
         for topic in session.topics:
             _topic(caller, "consume", topic)
 
+    async def open_and_poll(
+        self,
+        caller: Caller,
+        group: str,
+        topics: Sequence[str],
+        *,
+        max_records: int,
+        wait_ms: int,
+        within_s: float,
+        **options: Any,
+    ) -> tuple[str, list[Record], int]:
+        """A new session's id, its first records and their cursor, within so long: who does not hear of the session
+        cannot use it, and it keeps its share of the partitions from others, so it ends if this fails."""
+        _count(max_records)
+        self.checked_wait(wait_ms)
+        began_s = time.monotonic()
+        session = await self.open_session(caller, group, topics, **options)
+        try:
+            left_s = within_s - (time.monotonic() - began_s)
+            found, cursor = await self.poll(
+                caller, session.session_id, max_records=max_records, wait_ms=wait_ms, within_s=left_s
+            )
+        except BaseException:
+            await self._sessions.drop(session)
+            raise
+        return session.session_id, found, cursor
+
     async def poll(
-        self, caller: Caller, session_id: str, *, max_records: int, wait_ms: int, cursor: int | None = None
+        self,
+        caller: Caller,
+        session_id: str,
+        *,
+        max_records: int,
+        wait_ms: int,
+        cursor: int | None = None,
+        within_s: float = math.inf,
     ) -> tuple[list[Record], int]:
-        """The session's next records, and the cursor behind them. ``cursor``: the last one that the caller has seen."""
+        """The session's next records, and the cursor behind them. ``cursor``: the last one that the caller has seen.
+        ``within_s``: for so long, however long it may wait."""
         session = self.session(caller, session_id)
         async with session.lock:
-            found = await session.read(_count(max_records), self.checked_wait(wait_ms), cursor)
+            found = await session.read(_count(max_records), self.checked_wait(wait_ms), cursor, within_s=within_s)
         self.check_reader(self.again(caller), session)  # he has waited; others read what he does not get
         return found
 
@@ -461,6 +536,10 @@ class Operations:
         """Whether the coordinator answers."""
         await self._rq.cluster_async()
         return True
+
+    @property
+    def max_answer_bytes(self) -> int:
+        return self._settings.max_answer_bytes
 
     def checked_wait(self, wait_ms: int) -> int:
         if not 0 <= wait_ms <= self._settings.max_wait_ms:

@@ -22,7 +22,7 @@ import msgspec
 
 from rayqueue.errors import InvalidInputError, PermissionDeniedError, UnauthenticatedError
 
-Verb = Literal["publish", "consume", "describe", "create", "alter", "delete", "admin"]
+Verb = Literal["publish", "consume", "describe", "create", "alter", "delete"]
 Kind = Literal["topic", "group", "queue", "cluster"]
 VERBS: tuple[str, ...] = get_args(Verb)
 KINDS: tuple[str, ...] = get_args(Kind)

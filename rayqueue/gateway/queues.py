@@ -31,6 +31,7 @@ from rayqueue.gateway.written import Span, packed, unpacked
 from rayqueue.protocol.jobs import MAX_RESULT_BYTES, GetResult, JobResult, JobStatus, QueueSizes
 from rayqueue.protocol.topics import TopicInfo, check_name, is_internal
 from rayqueue.records import Headers
+from rayqueue.records.room import Room
 
 MAX_CHANGED = 1000
 """Dead letters that one request names."""
@@ -58,6 +59,12 @@ class PutJob(NamedTuple):
     job: JobId
     duplicate: bool
     """There was one with the same ``dedupe_id``: this one."""
+
+
+class _Sized(NamedTuple):
+    key: Any
+    value: Any
+    headers: Any
 
 
 class QueueState(NamedTuple):
@@ -222,11 +229,15 @@ class Queues:
         wait_ms = self._operations.checked_wait(wait_ms)
         taken: list[TakenJob] = []
 
-        async def take() -> None:
-            taken.extend(await queue.take(max_jobs, wait_ms=wait_ms, lease_ms=lease_ms or 0))
+        async def take() -> bool:
+            max_bytes = self._operations.max_answer_bytes
+            taken.extend(await queue.take(max_jobs, wait_ms=wait_ms, lease_ms=lease_ms or 0, max_bytes=max_bytes))
+            return True
 
         try:
-            await self._in_io(take())
+            if not await self._operations.drain.unless_begun(self._in_io(take()), False):
+                self._rq.io.loop.call_soon_threadsafe(queue.give_back, taken)
+                return []
         except asyncio.CancelledError:
             self._rq.io.loop.call_soon_threadsafe(queue.give_back, taken)
             raise
@@ -289,7 +300,8 @@ class Queues:
         """Those that are given out next. They stay."""
         _queue(caller, "consume", name)
         await self._info(name)
-        return await self._handle(name).peek_async(max_jobs)
+        found = await self._handle(name).peek_async(max_jobs)
+        return found[: Room(self._operations.max_answer_bytes).cut(found)]
 
     async def state(self, caller: Caller, name: str, job: str) -> JobStatus:
         _queue(caller, "describe", name)
@@ -304,8 +316,14 @@ class Queues:
         if where.partition >= len((await self._info(name)).partitions):
             raise UnknownJobError(f"there is no job {job} in {name}", job=job)
         handle = self._handle(name)
-        call = GetResult(id=where.offset, wait_ms=wait_ms)
-        found: JobResult = await run_awaiting(handle.ask_partition(where.partition, call, may_take_ms=wait_ms))
+
+        async def ask(wait_ms: int) -> JobResult | None:
+            call = GetResult(id=where.offset, wait_ms=wait_ms)
+            told: JobResult = await run_awaiting(handle.ask_partition(where.partition, call, may_take_ms=wait_ms))
+            return told
+
+        found = (await self._operations.drain.unless_begun(ask(wait_ms), None)) or await ask(0)
+        assert found is not None  # noqa: S101  # it is asked for without an end
         _queue(self._operations.again(caller), "describe", name)  # he has waited
         if found.state == "gone":
             raise UnknownJobError(
@@ -333,7 +351,7 @@ class Queues:
         found: Sequence[DeadJob[Any, Any]] = await self._handle(name).dead.list_async(
             max_jobs, after=None if after is None else _job(after)
         )
-        return found
+        return found[: Room(self._operations.max_answer_bytes).cut(list(map(_with_history, found)))]
 
     async def dead_job(self, caller: Caller, name: str, job: str) -> DeadJob[Any, Any]:
         _queue(caller, "consume", name)
@@ -396,6 +414,11 @@ def _with_wanted(row: int, headers: Headers, wanted: Wanted) -> Headers:
     except InvalidInputError as error:
         raise InvalidInputError(f"job {row}: {error}", row=row) from None
     return tuple(made)
+
+
+def _with_history(job: DeadJob[Any, Any]) -> _Sized:
+    told = [(each.reason, each.traceback) for each in job.history]
+    return _Sized(job.key, job.value, (*job.headers, *told))
 
 
 def _leases(texts: Sequence[str]) -> list[JobLease]:

@@ -23,6 +23,7 @@ from rayqueue.client.handle import RayQueue
 from rayqueue.config import GatewaySettings
 from rayqueue.errors import ConfigError, RayQueueError
 from rayqueue.gateway.audit import Audit
+from rayqueue.gateway.draining import Draining
 from rayqueue.gateway.keys import KeyStore, KeyWatch
 from rayqueue.gateway.limits import Limits
 from rayqueue.gateway.operations import Operations
@@ -38,6 +39,8 @@ _log = logging.getLogger(__name__)
 
 _START_S = 30.0
 _END_S = 2.0
+_LEAVE_S = 15.0
+"""For sessions to leave their groups, and for whatever else is closed."""
 
 
 def is_loopback(host: str) -> bool:
@@ -65,6 +68,11 @@ def check_bind(settings: GatewaySettings, *, keys: bool) -> None:
         )
 
 
+def stops_within_s(settings: GatewaySettings) -> float:
+    """What is under way may take the time to drain, and what was accepted as long again until it is written."""
+    return settings.drain_timeout_ms / 1000 * 2 + _LEAVE_S
+
+
 class Gateway:
     """From ``start`` to ``stop``."""
 
@@ -72,7 +80,7 @@ class Gateway:
         self.settings = settings
         self.gateway_id = gateway_id or f"g{secrets.token_hex(4)}"
         """Another one for each life of a gateway: sessions of an earlier one are gone."""
-        self.draining = False
+        self.drain = Draining()
         self._rq = rq
         self.limits = Limits(settings, time.monotonic)
         self.keys = KeyWatch(rq, stale_s=settings.keys_stale_ms / 1000, open_without=is_loopback(settings.host))
@@ -88,6 +96,7 @@ class Gateway:
             audit=self.audit,
             now_ms=lambda: int(time.time() * 1000),
             again=self.keys.again,
+            drain=self.drain,
         )
         self.looking = Looking(rq, settings)
         self.queues = Queues(rq, self.gateway_id, self.operations, self._requests, self.audit)
@@ -125,7 +134,7 @@ class Gateway:
             server_header=False,
             proxy_headers=False,
             timeout_keep_alive=settings.idle_timeout_ms // 1000 or 1,
-            timeout_graceful_shutdown=settings.drain_timeout_ms // 1000 or 1,
+            timeout_graceful_shutdown=settings.drain_timeout_ms / 1000,  # type: ignore[arg-type]  # it may be less than 1
             ssl_certfile=settings.tls_cert_path,
             ssl_keyfile=settings.tls_key_path,
             ssl_version=ssl.PROTOCOL_TLS_SERVER,
@@ -138,6 +147,10 @@ class Gateway:
                 raise ConfigError(f"REST cannot listen on {settings.host}:{settings.rest_port}: is the port taken?")
             await asyncio.sleep(0.01)
         self.rest_port = server.servers[0].sockets[0].getsockname()[1]
+
+    @property
+    def draining(self) -> bool:
+        return self.drain.begun
 
     @property
     def grpc_port(self) -> int:
@@ -153,8 +166,10 @@ class Gateway:
         }
 
     async def stop(self) -> None:
-        """In good order: no new requests, those under way are answered, sessions leave their groups."""
-        self.draining = True
+        """In good order: no new requests; those that wait are answered at once, those at work if they end within
+        ``drain_timeout_ms``; sessions leave their groups."""
+        self.drain.begin()
+        self._sessions.hurry()
         rpc = asyncio.ensure_future(self._rpc.stop())
         if self._http is not None and self._serving is not None:
             self._http.should_exit = True
@@ -211,7 +226,7 @@ class GatewayThread:
         if self._loop is not None and self._stopping is not None:
             with suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(self._stopping.set)
-        self._thread.join(self._settings.drain_timeout_ms / 1000 * 3)
+        self._thread.join(stops_within_s(self._settings))
 
     def __enter__(self) -> Gateway:
         return self.start()

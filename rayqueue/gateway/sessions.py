@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import secrets
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -37,14 +38,16 @@ from rayqueue.errors import (
 )
 from rayqueue.gateway.limits import Slots
 from rayqueue.gateway.principals import Caller
-from rayqueue.protocol.topics import TopicPartition
 from rayqueue.records import Record
+from rayqueue.records.room import Room
 
 _log = logging.getLogger(__name__)
 
 MAX_UNACKED = 20_000
 _JOIN_S = 10.0
 _LOOK_EVERY_S = 0.5
+_COMMITS = 5
+"""Of one ack. Each but the last lost a partition."""
 
 
 class Place(NamedTuple):
@@ -59,7 +62,10 @@ class Place(NamedTuple):
 class Session:
     """One consumer, used by one request at a time."""
 
-    def __init__(self, session_id: str, owner: str, group: str, topics: Sequence[str], consumer: Any) -> None:
+    def __init__(
+        self, session_id: str, owner: str, group: str, topics: Sequence[str], consumer: Any, max_bytes: int
+    ) -> None:
+        """``max_bytes``: of one answer."""
         self.session_id = session_id
         self.owner = owner
         self.group = group
@@ -72,40 +78,64 @@ class Session:
         self._seen = True
         self.lock = asyncio.Lock()
         self.closed = False
+        self._hurried = False
         self._consumer = consumer
+        self._max_bytes = max_bytes
         self._joined = False
 
-    async def read(self, max_records: int, wait_ms: int, cursor: int | None) -> tuple[list[Record], int]:
-        """The next records, and the cursor behind them; those after ``cursor`` again, if that is what was seen last."""
+    async def read(
+        self, max_records: int, wait_ms: int, cursor: int | None, *, within_s: float = math.inf
+    ) -> tuple[list[Record], int]:
+        """The next records, and the cursor behind them; those after ``cursor`` again, if that is what was seen last.
+
+        ``within_s``: for so long, however long it may wait for its share and for the records.
+        """
         if cursor is not None and cursor < self.cursor:
             again = [each for each in self.unacked.values() if each[0] > cursor][:max_records]
             if again:
-                return [record for _, record in again], again[-1][0]
+                found = [record for _, record in again]
+                count = Room(self._max_bytes).cut(found)
+                return found[:count], again[count - 1][0]
         elif cursor is not None and cursor > self.cursor:
             raise InvalidInputError(f"this session has handed out {self.cursor} records: there is no cursor {cursor}")
         if cursor is None and self.cursor:
             self._seen = False  # he may have missed an answer, and nobody would know
-        return await self.poll(max_records, wait_ms), self.cursor
+        return await self.poll(max_records, wait_ms, within_s=within_s), self.cursor
 
-    async def poll(self, max_records: int, wait_ms: int, *, remember: bool = True) -> list[Record]:
+    async def poll(
+        self, max_records: int, wait_ms: int, *, remember: bool = True, within_s: float = math.inf
+    ) -> list[Record]:
         """The next records; [] if none came in time. The first call also waits for its share of the partitions."""
         if remember and len(self.unacked) + max_records > MAX_UNACKED:
             raise QueueFullError(f"{len(self.unacked)} records of this session are not acknowledged: ack some first")
+        over_s = time.monotonic() + within_s
+        found: list[Record] = []
         if not self._joined:
-            deadline_s = time.monotonic() + _JOIN_S
-            found = await self._consumer.poll_async(max_records=max_records, timeout_ms=0)
-            while not found and not self._consumer.assignment() and time.monotonic() < deadline_s:
-                found = await self._consumer.poll_async(max_records=max_records, timeout_ms=50)
-            self._joined = True
-        else:
-            found = []
-        if not found:
-            found = await self._consumer.poll_async(max_records=max_records, timeout_ms=wait_ms)
+            deadline_s = min(time.monotonic() + _JOIN_S, over_s)
+            found = await self._next(max_records, 0)
+            while not found and not self._consumer.assignment() and not self._hurried:
+                if time.monotonic() >= deadline_s:
+                    break
+                found = await self._consumer.poll_async(
+                    max_records=max_records, max_bytes=self._max_bytes, timeout_ms=50
+                )
+            self._joined = bool(found or self._consumer.assignment()) or deadline_s < over_s
+        if not found and not self._hurried:
+            wait_ms = int(min(wait_ms, max(0.0, over_s - time.monotonic()) * 1000))
+            found = await self._consumer.poll_async(
+                max_records=max_records, max_bytes=self._max_bytes, timeout_ms=wait_ms
+            )
         if remember:
             for number, each in enumerate(found, self.cursor + 1):
                 self.unacked[Place(each.topic, each.partition, each.offset, each.lane)] = number, each
             self.cursor += len(found)
         return list(found)
+
+    async def _next(self, max_records: int, wait_ms: int) -> list[Record]:
+        found: list[Record] = await self._consumer.poll_async(
+            max_records=max_records, max_bytes=self._max_bytes, timeout_ms=wait_ms
+        )
+        return found
 
     async def ack_through(self, cursor: int) -> int:
         """All that were handed out up to this cursor are done."""
@@ -121,9 +151,10 @@ class Session:
     async def ack(self, places: Iterable[Place]) -> int:
         """These records are done; on the disks of a majority once this returns.
 
-        ``InvalidInputError`` for one that was not handed out; ``StaleGenerationError`` if a partition went to another.
+        ``InvalidInputError`` for one that was not handed out: none is acknowledged then. ``StaleGenerationError`` names
+        the partitions that went to another member: their records are read there, the others are acknowledged.
         """
-        wanted = list(places)
+        wanted = list(dict.fromkeys(places))
         for place in wanted:
             if place not in self.unacked:
                 raise InvalidInputError(
@@ -131,27 +162,46 @@ class Session:
                     "this session, or is acknowledged already",
                     **place._asdict(),
                 )
-        for place in wanted:
-            self._consumer.ack(
-                Record(place.offset, 0, None, None, lane=place.lane, topic=place.topic, partition=place.partition)
-            )
-        try:
-            await self._consumer.commit_async()
-        except StaleGenerationError:
-            mine = self._consumer.assignment()
-            lost = [place for place in self.unacked if TopicPartition(place.topic, place.partition) not in mine]
-            for place in lost:
-                del self.unacked[place]
-            raise
+        lost = self._marked_done(wanted)
+        for _ in range(_COMMITS):
+            try:
+                await self._consumer.commit_async()
+                break
+            except StaleGenerationError:  # one went on the way; what is due of the others is committed by the next
+                lost = self._marked_done(wanted)
+        else:
+            raise StaleGenerationError("partitions of this session go to others again and again: acknowledge once more")
         for place in wanted:
             self.unacked.pop(place, None)
+        if lost:
+            names = sorted({f"{place.topic}-{place.partition}" for place in lost})
+            raise StaleGenerationError(
+                f"{', '.join(names)} went to another member, which reads {len(lost)} of these records again; the other "
+                f"{len(wanted) - len(lost)} are acknowledged",
+                partitions=names,
+            )
         return len(wanted)
+
+    def _marked_done(self, places: Iterable[Place]) -> list[Place]:
+        """Those of them that are not this member's any more."""
+        return [
+            place
+            for place in places
+            if not self._consumer.ack(
+                Record(place.offset, 0, None, None, lane=place.lane, topic=place.topic, partition=place.partition)
+            )
+        ]
 
     def assignment(self) -> list[tuple[str, int]]:
         return sorted((each.topic, each.partition) for each in self._consumer.assignment())
 
     def wakeup(self) -> None:
         self._consumer.wakeup()
+
+    def hurry(self) -> None:
+        """Nothing waits here any more."""
+        self._hurried = True
+        self.wakeup()
 
     async def close(self) -> None:
         self.closed = True
@@ -185,11 +235,15 @@ class Sessions:
     async def start(self) -> None:
         self._task = asyncio.get_running_loop().create_task(self._expire())
 
+    def hurry(self) -> None:
+        """Polls that wait answer with what there is."""
+        for session in list(self._known.values()):
+            session.hurry()
+
     async def close(self) -> None:
         if self._task is not None:
             self._task.cancel()
-        for session in list(self._known.values()):
-            session.wakeup()
+        self.hurry()
         await asyncio.gather(*(self._end(each) for each in list(self._known.values())), return_exceptions=True)
 
     # -- sessions that a caller opens -----------------------------------------------------------
@@ -239,6 +293,10 @@ class Sessions:
     async def end(self, caller: Caller, session_id: str) -> None:
         await self._end(self.find(caller, session_id))
 
+    async def drop(self, session: Session) -> None:
+        """Nobody knows of it."""
+        await self._end(session)
+
     # -- consumers that are tracked by their names ---------------------------------------------
 
     async def tracked(self, caller: Caller, topic: str, consumer_id: str) -> Session:
@@ -280,7 +338,9 @@ class Sessions:
         except BaseException:
             self._streams.release(caller.name)
             raise
-        session = self._known[session_id] = Session(session_id, caller.name, group, topics, consumer)
+        session = self._known[session_id] = Session(
+            session_id, caller.name, group, topics, consumer, self._settings.max_answer_bytes
+        )
         session.timeout_s = timeout_s
         session.heard_s = self._clock_s()
         return session

@@ -1,8 +1,8 @@
 """A replica's directory, and the checks on LMDB's file before LMDB may touch it.
 
 Owns the names in the directory, the lock that keeps a second process out, the
-marker of a damaged replica, and the making of a new directory such that it is
-there completely or not at all.
+markers of a damaged replica, what the operating system's errors become, and the
+making of a new directory such that it is there completely or not at all.
 
 ``check_data_file`` reads the two meta pages by itself. LMDB picks the one with
 the higher transaction id and believes all of it, so a flipped bit there would
@@ -22,15 +22,19 @@ from pathlib import Path
 from struct import Struct
 from typing import NamedTuple
 
+import lmdb
+
 from rayqueue.errors import DamagedLogError, DiskFullError, StorageError, StoreIdentityError
 from rayqueue.log.lmdb_room import FULL_ERRNOS, free_bytes
-from rayqueue.log.private import make_directory, opener
+from rayqueue.log.private import FILE_MODE, make_directory, opener
 
 DATA_FILE = "data.mdb"
 LOCK_FILE = "LOCK"
 _LMDB_LOCK_FILE = "lock.mdb"
 _LMDB_LOCK_BYTES = 64 << 10
 DAMAGED_FILE = "DAMAGED"
+UNREADABLE_FILE = "UNREADABLE"
+"""Beside the former: whoever reads the data may be ended by it, so that it is not opened any more."""
 
 # LMDB 0.9, 64 bit: page header (pgno, pad, flags, lower, upper), then the meta: magic, version, address,
 # map size, two MDB_db of 48 bytes (free, main), last page, transaction id. The first MDB_db's pad is the page size.
@@ -139,6 +143,14 @@ def refuse_existing(path: Path) -> None:
         raise StoreIdentityError(f"there is something at {path} already", path=str(path))
 
 
+def disk_error(path: Path, error: OSError | lmdb.Error) -> StorageError:
+    """What the operating system refused there, as an error that says whether it is the space."""
+    code = error.errno if isinstance(error, OSError) else error.code
+    if code in FULL_ERRNOS:
+        return DiskFullError(f"no space at {path}: {error}", path=str(path))
+    return StorageError(f"the disk refuses {path}: {error}", path=str(path), reason="disk", errno=code)
+
+
 def read_damaged(path: Path) -> str | None:
     try:
         return (path / DAMAGED_FILE).read_text(errors="replace") or "no reason was written"
@@ -155,9 +167,21 @@ def write_damaged(path: Path, why: str) -> None:
             os.fsync(file.fileno())
         fsync_directory(path)
     except OSError as error:
-        if error.errno in FULL_ERRNOS:
-            raise DiskFullError(f"no space to mark {path} as damaged", path=str(path)) from error
-        raise
+        raise disk_error(path / DAMAGED_FILE, error) from error
+
+
+def write_unreadable(path: Path, why: str) -> None:
+    """Damaged, and not to be opened: see ``refuse_unreadable``."""
+    try:
+        (path / UNREADABLE_FILE).touch(FILE_MODE)
+    except OSError as error:
+        raise disk_error(path / UNREADABLE_FILE, error) from error
+    write_damaged(path, why)
+
+
+def refuse_unreadable(path: Path) -> None:
+    if (path / UNREADABLE_FILE).exists():
+        raise DamagedLogError(read_damaged(path) or f"{path} ends whoever reads it", path=str(path))
 
 
 def is_full(path: Path, code: int, needed_bytes: int) -> bool:

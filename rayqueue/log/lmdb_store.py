@@ -30,6 +30,7 @@ The promise is that of ``rayqueue.log.store``, and:
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -53,10 +54,12 @@ from rayqueue.log.lmdb_file import (
     DirectoryLock,
     allocate_lock,
     check_data_file,
+    disk_error,
     is_full,
     make_empty,
     move_into_place,
     read_damaged,
+    refuse_unreadable,
     write_damaged,
 )
 from rayqueue.log.lmdb_identity import Opening, count_spaces, write_empty
@@ -67,6 +70,7 @@ from rayqueue.log.ops import LogState, Op
 from rayqueue.log.place import find_copy, settle
 from rayqueue.log.private import FILE_MODE, close_directory
 from rayqueue.log.snapshot_gate import SnapshotGate
+from rayqueue.log.starts import forget_starts
 from rayqueue.log.store import LOG_ONLY, Checkpoint, Entry, Schema, Table
 from rayqueue.log.wal import Wal
 from rayqueue.log.wal_file import DiskFile
@@ -209,7 +213,19 @@ class LmdbStore(BufferedStore):
         """A new store, empty but for what ``prepare`` writes and syncs. ``StoreIdentityError`` if there is anything at
         ``path``. It has its name once it is complete: whoever dies before leaves what ``is_half_made``."""
         path = Path(path)
-        options = options or LmdbOptions()
+        with _typed(path):
+            return cls._create(path, group_id, replica_id, options or LmdbOptions(), schema, prepare)
+
+    @classmethod
+    def _create(
+        cls,
+        path: Path,
+        group_id: GroupId,
+        replica_id: ReplicaId,
+        options: LmdbOptions,
+        schema: Schema,
+        prepare: Callable[[LmdbStore], None] | None,
+    ) -> LmdbStore:
         making, lock = make_empty(path)
         try:
             _write_empty(making, group_id, replica_id, options, schema)
@@ -234,26 +250,49 @@ class LmdbStore(BufferedStore):
         replica_id: ReplicaId,
         options: LmdbOptions | None = None,
         schema: Schema = LOG_ONLY,
+        *,
+        locked: Callable[[], None] | None = None,
     ) -> LmdbStore:
         """The store at ``path``: ``StoreMissingError`` without one, ``StoreIdentityError`` if it is another
-        replica's, ``StorageError`` with ``reason="locked"`` while somebody else has it open, ``StoreFormatError`` if a
-        newer release wrote it. One of an older release has the schema's tables from now on. One that was ``copied``
-        says so until ``settle_here``."""
+        replica's, ``StorageError`` with ``reason="locked"`` while somebody else has it open, or with ``reason="disk"``
+        if the operating system refuses something, ``StoreFormatError`` if a newer release wrote it. One of an older
+        release has the schema's tables from now on. One that was ``copied`` says so until ``settle_here``. ``locked``
+        is called once nobody else can have it open, and before anything of it is read."""
         path = Path(path)
+        with _typed(path):
+            return cls._open(path, group_id, replica_id, options or LmdbOptions(), schema, locked)
+
+    @classmethod
+    def _open(
+        cls,
+        path: Path,
+        group_id: GroupId,
+        replica_id: ReplicaId,
+        options: LmdbOptions,
+        schema: Schema,
+        locked: Callable[[], None] | None,
+    ) -> LmdbStore:
         if not (path / DATA_FILE).exists():
             raise StoreMissingError(f"there is no store at {path}", path=str(path))
         lock = DirectoryLock(path)
         try:
+            refuse_unreadable(path)
             close_directory(path)
+            if locked is not None:
+                locked()
             copied = find_copy(path)
-            store = cls(path, group_id, replica_id, lock, options or LmdbOptions(), schema)
+            store = cls(path, group_id, replica_id, lock, options, schema)
+            try:
+                store._copied = copied
+                store._find_behind(read_waymark(path))
+                if store.copied is None:
+                    settle(path)
+            except BaseException:
+                store._abandon()
+                raise
         except BaseException:
             lock.release()
             raise
-        store._copied = copied
-        store._find_behind(read_waymark(path))
-        if store.copied is None:
-            settle(path)
         return store
 
     def _read_all(self) -> int:
@@ -457,7 +496,8 @@ class LmdbStore(BufferedStore):
         write_damaged(self._path, why)
 
     def _settle_here(self) -> None:
-        settle(self._path)
+        with _typed(self._path):
+            settle(self._path)
 
     def _write_waymark(self, mark: Waymark) -> None:
         write_waymark(self._path, mark)
@@ -473,6 +513,7 @@ class LmdbStore(BufferedStore):
 
     def _release(self) -> None:
         self._abandon()
+        forget_starts(self._path)
         self._lock.release()
 
     def _abandon(self) -> None:
@@ -480,19 +521,33 @@ class LmdbStore(BufferedStore):
         self._wal.close()
 
 
+@contextmanager
+def _typed(path: Path) -> Iterator[None]:
+    """What the operating system refuses is a ``StorageError`` like everything else."""
+    try:
+        yield
+    except OSError as error:
+        raise disk_error(path, error) from error
+
+
 def _open_env(path: Path, map_bytes: int, options: LmdbOptions, schema: Schema) -> lmdb.Environment:
-    return lmdb.open(
-        str(path),
-        map_size=map_bytes,
-        max_dbs=count_spaces(schema),
-        max_readers=options.max_snapshots + 8,
-        max_spare_txns=1,
-        sync=True,
-        metasync=True,
-        writemap=False,
-        mode=FILE_MODE,
-        lib_version=_LMDB_0_9,
-    )
+    try:
+        return lmdb.open(
+            str(path),
+            map_size=map_bytes,
+            max_dbs=count_spaces(schema),
+            max_readers=options.max_snapshots + 8,
+            max_spare_txns=1,
+            sync=True,
+            metasync=True,
+            writemap=False,
+            mode=FILE_MODE,
+            lib_version=_LMDB_0_9,
+        )
+    except lmdb.Error as error:
+        if error.code > 0 and error.code != errno.EINVAL:  # LMDB's own are negative, and it calls a wrong file invalid
+            raise disk_error(path, error) from error
+        raise
 
 
 def _write_empty(path: Path, group_id: GroupId, replica_id: ReplicaId, options: LmdbOptions, schema: Schema) -> None:

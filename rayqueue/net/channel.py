@@ -23,6 +23,7 @@ from rayqueue.errors import (
     ConfigError,
     InvalidInputError,
     OutcomeUnknownError,
+    OversizedBatchError,
     QueueFullError,
     RayQueueError,
     ReplicaClosedError,
@@ -42,7 +43,7 @@ from rayqueue.protocol.data import (
     encode_fetch,
 )
 from rayqueue.protocol.failures import decode_failure
-from rayqueue.protocol.frames import HEAD, MAX_REQUEST, Frame, FrameReader, Kind
+from rayqueue.protocol.frames import HEAD, MAX_REQUEST, SLACK_BYTES, Frame, FrameReader, Kind
 from rayqueue.protocol.versions import agree
 
 _AFTER_LENGTH = HEAD.size - 4
@@ -77,6 +78,7 @@ class Channel(asyncio.BufferedProtocol):
         self._number = _THE_CONNECTION
         self._retired = False
         self._on_closed: list[Callable[[Channel], None]] = []
+        self._most_bytes = settings.log.max_batch_bytes + SLACK_BYTES - _AFTER_LENGTH
         self._doubt_s = settings.client.doubt_ms / 1000
         self._on_overdue: Callable[[Channel], None] | None = None
         self._watch: asyncio.TimerHandle | None = None
@@ -149,8 +151,9 @@ class Channel(asyncio.BufferedProtocol):
         """``APPEND_UNACKED``: the future is done at once, with no offset."""
         if kind == Kind.APPEND_UNACKED:
             future: asyncio.Future[Appended] = self._loop.create_future()
-            if self.closed:
-                future.set_exception(self._not_sent())
+            refused = self._refusal(batch)
+            if refused is not None:
+                future.set_exception(refused)
             else:
                 self._write(kind, self._next_number(), batch)
                 future.set_result(Appended(None, 0, False))
@@ -197,8 +200,9 @@ class Channel(asyncio.BufferedProtocol):
 
     def _ask(self, kind: Kind, body: bytes, call: Call | None, may_take_s: float) -> asyncio.Future[Any]:
         future = self._loop.create_future()
-        if self.closed:
-            future.set_exception(self._not_sent())
+        refused = self._refusal(body)
+        if refused is not None:
+            future.set_exception(refused)
             return future
         number = self._next_number()
         self._pending[number] = _Request(future, call, self._time() + may_take_s)
@@ -262,6 +266,18 @@ class Channel(asyncio.BufferedProtocol):
                 if not request.future.done():
                     request.future.set_exception(error)
         self.close(str(error))
+
+    def _refusal(self, body: bytes) -> RayQueueError | None:
+        """Why this is not sent. Of a frame that is too large: the replica would hang up on all who share the
+        connection."""
+        if self.closed:
+            return self._not_sent()
+        if len(body) <= self._most_bytes:
+            return None
+        return OversizedBatchError(
+            f"a request of {len(body)} bytes; at most {self._most_bytes} are taken (log.max_batch_bytes)",
+            size_bytes=len(body),
+        )
 
     def _not_sent(self) -> RayQueueError:
         replica_id = self.endpoint.replica_id

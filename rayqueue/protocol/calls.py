@@ -670,7 +670,11 @@ _coordinator_decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(Coo
 
 
 def encode_call(call: Call) -> bytes:
-    return _encoder.encode(call)
+    """``InvalidInputError`` if it cannot be written: a text that is no Unicode, a number beyond 64 bits."""
+    try:
+        return _encoder.encode(call)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise InvalidInputError(f"a {type(call).__name__} cannot be written: {error}") from error
 
 
 def decode_partition_call(body: memoryview | bytes) -> PartitionCall:

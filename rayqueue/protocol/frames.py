@@ -26,6 +26,9 @@ HEAD = Struct("<IBI")
 _LENGTH_BYTES = 4
 _AFTER_LENGTH = HEAD.size - _LENGTH_BYTES
 MAX_REQUEST = 2**32 - 1
+SLACK_BYTES = 64 * 1024
+"""A replica takes frames that are so much larger than the largest batch (``log.max_batch_bytes``), and hangs up on
+larger ones."""
 
 
 class Kind(IntEnum):

@@ -90,7 +90,10 @@ _options_decoder = msgspec.msgpack.Decoder(JobOptions)
 
 def encode_options(options: JobOptions) -> bytes:
     """The value of ``JOB_HEADER``. ``InvalidInputError`` for options that no partition takes."""
-    encoded = _encoder.encode(options)
+    try:
+        encoded = _encoder.encode(options)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise InvalidInputError(f"not the options of a job: {error}") from error
     decode_options(encoded)
     return encoded
 

@@ -42,6 +42,7 @@ from rayqueue.ids import ReplicaId
 from rayqueue.log.store import LogStore
 from rayqueue.log.waymark import Waymark
 from rayqueue.protocol.calls import ReplicaStatus
+from rayqueue.protocol.frames import SLACK_BYTES
 from rayqueue.raft.clients import ClientTransport
 from rayqueue.raft.machine import StateMachine
 from rayqueue.replica.answers import Answer, Deliver, Pending, call_each
@@ -66,7 +67,6 @@ HAND_OVER_S = 2.0
 _IDLE_SYNC_S = 0.02
 _MAINTAIN_EVERY_S = 1.0
 _POLL_MAX_S = 0.5
-_FRAME_SLACK_BYTES = 64 * 1024
 
 
 @dataclass(slots=True)
@@ -110,7 +110,7 @@ class Replica(ReplicaCore[ServiceT]):
             Random(),  # noqa: S311  # election jitter
             service,
             inbox=Inbox(self._name, transport.wake, deliver),
-            clients=Clients(settings.calls, settings.log.max_batch_bytes + _FRAME_SLACK_BYTES, damaged=self._damaged),
+            clients=Clients(settings.calls, settings.log.max_batch_bytes + SLACK_BYTES, damaged=self._damaged),
             send=transport.send,
             deliver=deliver,
             clock=time.monotonic,

@@ -8,6 +8,7 @@ voted and acknowledged (``StoreMissingError`` says so).
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -27,6 +28,7 @@ from rayqueue.replica.answers import Deliver, call_each
 from rayqueue.replica.partition_service import PartitionService
 from rayqueue.replica.replica import Replica
 from rayqueue.replica.secret import secret_of
+from rayqueue.replica.starting import look_at_starts
 
 PartitionReplica = Replica[PartitionService]
 
@@ -85,11 +87,19 @@ def open_replica(
     """The base of a ``Replica`` of any kind: its data at ``path``, with the tables of its state machine, and a free
     port of ``host``. They are its own.
 
+    What ended the last processes that had the store open is looked at before (``rayqueue.replica.starting``).
     ``epoch``: the group's, as far as the caller knows. Data from before it is refused (``StoreAbandonedError``), or
     with ``alone`` becomes what the group begins anew from (``rayqueue.raft.recovery``).
     """
     secret = secret_of(settings)
-    store = LmdbStore.open(path, group_id, replica_id, _lmdb_options(settings), schema)
+    store = LmdbStore.open(
+        path,
+        group_id,
+        replica_id,
+        _lmdb_options(settings),
+        schema,
+        locked=lambda: look_at_starts(path, time.time_ns() // 1_000_000),
+    )
     try:
         transport = TcpTransport(
             replica_id,

@@ -31,7 +31,7 @@ from rayqueue.partition.tables import PARTITION
 from rayqueue.protocol import hello
 from rayqueue.protocol.calls import Commit, ReplicaStatus, decode_partition_call
 from rayqueue.protocol.failures import encode_failure
-from rayqueue.protocol.frames import Frame, FrameReader, Kind, head
+from rayqueue.protocol.frames import SLACK_BYTES, Frame, FrameReader, Kind, head
 from rayqueue.raft.handshake import SPEAKS
 from rayqueue.raft.machine import StateMachine
 from rayqueue.raft.replica_set import ReplicaSet
@@ -42,7 +42,6 @@ from rayqueue.replica.service import Service
 from rayqueue.replica.status import Status
 
 Request = Literal["append", "fetch", "commit"]
-_FRAME_SLACK_BYTES = 64 * 1024
 _LATE_S = 0.05
 _ports = count(1)
 
@@ -69,7 +68,7 @@ class MemoryGroup:
         self.port = next(_ports)
         self.faults: list[Fault] = []
         self.store = MemoryStore(self.group_id, self.replica_ids[0], schema)
-        self.max_frame_bytes = settings.log.max_batch_bytes + _FRAME_SLACK_BYTES
+        self.max_frame_bytes = settings.log.max_batch_bytes + SLACK_BYTES
         self._loop = asyncio.get_running_loop()
         self._token = secrets.token_bytes(hello.TOKEN_BYTES)
         self._index = 0

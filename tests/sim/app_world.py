@@ -180,7 +180,10 @@ class AppWorld:
         self.coordinators: Ensemble[CoordinatorNode] = self._ensemble("coordinator", COORDINATOR)
         self.coordinators.checker = LogChecker()
         self.coordinators.start(CoordinatorNode, [f"c{number}" for number in range(self.rng.choice((1, self.size)))])
-        topic = self._create_topic()
+        settings = TopicSettings(
+            partitions=self.partitions, replication=self.size, lanes=self.lanes, max_backlog_records=self.bound
+        )
+        topic = self._create_topic(TOPIC, settings)
         for each in topic.partitions:
             group: Ensemble[PartitionNode] = self._ensemble(each.group_id, PARTITION)
             group.partition_settings = PartitionSettings(lanes=self.lanes, max_backlog_records=self.bound)
@@ -195,12 +198,9 @@ class AppWorld:
             how = self._how[name] = replace(how, seeks=False) if self.bound else how
             self.groups[name] = GroupHistory(name, self.logs, at_most_once=how.delivery == "at_most_once")
 
-    def _create_topic(self) -> TopicInfo:
-        settings = TopicSettings(
-            partitions=self.partitions, replication=self.size, lanes=self.lanes, max_backlog_records=self.bound
-        )
+    def _create_topic(self, name: str, settings: TopicSettings) -> TopicInfo:
         made: list[Any] = []
-        call = CreateTopic(name=TOPIC, settings=settings, attempt="first")
+        call = CreateTopic(name=name, settings=settings, attempt="first")
 
         def leads() -> bool:
             leader = self.coordinators.leader()

@@ -22,20 +22,17 @@ from unittest.mock import patch
 
 from rayqueue.errors import OutcomeUnknownError, RayQueueError
 from rayqueue.ids import GroupId, ReplicaId
-from rayqueue.log.store import Entry
 from rayqueue.net.backoff import Retry
 from rayqueue.net.channel import Channel
 from rayqueue.net.requests import request
 from rayqueue.net.route import GroupRoute
-from rayqueue.partition import Appended, PartitionSettings, Trimmed
-from rayqueue.partition.commands import PassTime, decode
+from rayqueue.partition import PartitionSettings
 from rayqueue.partition.jobs import moving
-from rayqueue.partition.jobs.commands import AckAll, ChangeJobs, EndWorkers, LeaseJobs, SettleJobs
 from rayqueue.partition.tables import PARTITION
 from rayqueue.protocol import jobs as protocol
 from rayqueue.protocol.calls import Call
-from rayqueue.protocol.jobs import JOB_HEADER, DeadJob, JobOptions, Leased, Settlement, decode_options, encode_options
-from rayqueue.records import BATCH_TAG, BatchHeader, RecordBatch
+from rayqueue.protocol.jobs import JOB_HEADER, DeadJob, JobOptions, Leased, Settlement, encode_options
+from rayqueue.records import BatchHeader, RecordBatch
 from rayqueue.replica.core import ReplicaCore
 from rayqueue.replica.jobs import QueueTime
 from rayqueue.replica.partition_service import PartitionService
@@ -43,11 +40,12 @@ from tests.sim.app_world import _raft, _settings
 from tests.sim.checker import Checker
 from tests.sim.ensemble import Ensemble
 from tests.sim.invariants import BrokenError, Invariant
+from tests.sim.job_checker import JobLog
 from tests.sim.network import Clock, Weather
 from tests.sim.process import EPOCH_MS, SimProcess, virtual_time
 from tests.sim.served import PartitionNode
 from tests.sim.sockets import Internet
-from tests.unit.partition.jobs_model import DEAD, Model
+from tests.unit.partition.jobs_model import DEAD
 
 WEATHERS = ("drop", "duplicate", "slow", "reorder")
 NODE_FAULTS = ("partition", "one_way", "pause", "kill", "kill_in_sync", "power_loss", "transfer", "clock_jump")
@@ -109,120 +107,13 @@ class JobEnsemble(Ensemble[JobNode]):
 class JobChecker(Checker):
     """Applies every committed entry to the model, and compares."""
 
-    def __init__(self, world: JobWorld, group: JobEnsemble) -> None:
+    def __init__(self, group: JobEnsemble) -> None:
         super().__init__(group)  # type: ignore[arg-type]
-        self.model = Model(group.partition_settings)
-        self.reads.on_applied = self._applied
-        self.granted: dict[int, dict[int, int]] = {}
-        """Token to the jobs of the lease, and how often each was delivered by then."""
-        self.acked: set[tuple[int, int]] = set()
-        """Token and job."""
-        self.values: dict[int, bytes] = {}
-        self.never: set[int] = set()
-        """Jobs that were not put, because one with their ``dedupe_id`` was there."""
-        self.changed: dict[str, set[int]] = {"cancel": set(), "purge": set(), "redrive": set()}
-        self.moved = 0
+        self.jobs = JobLog(self.reads)
+        self.reads.on_applied = self.jobs.applied
 
     def _check_acks(self, accepted: list[tuple[int, BatchHeader]]) -> None:
         """The world looks itself where the jobs are that were put; batches that move jobs have no producer."""
-
-    def _applied(self, entry: Entry, answer: Any) -> None:
-        try:
-            if entry.payload[0] == BATCH_TAG:
-                self._put(entry.payload, answer)
-            else:
-                self._change(entry.payload, answer)
-        except AssertionError as error:
-            raise BrokenError(Invariant.JOB_STATE, f"entry {entry.index}: {error}") from error
-        self._compare(entry)
-
-    def _put(self, payload: bytes, answer: Any) -> None:
-        if not isinstance(answer, Appended) or answer.duplicate:
-            return
-        batch = RecordBatch.decode(payload)
-        if batch.header.control:
-            self.moved += 1
-            return
-        for job_id, (key, value, headers) in enumerate(
-            zip(batch.keys(), batch.values(), batch.headers(), strict=True), answer.base_offset
-        ):
-            told = dict(headers).get(JOB_HEADER)
-            options = JobOptions() if told is None else decode_options(told)
-            self.values[job_id] = value or b""
-            self.model.put(
-                job_id,
-                batch.header.lane,
-                key,
-                delay_ms=options.delay_ms,
-                ttl_ms=options.ttl_ms,
-                dedupe_id=options.dedupe_id,
-                want_result=options.want_result,
-            )
-            if job_id not in self.model.jobs:
-                self.never.add(job_id)
-
-    def _change(self, payload: bytes, answer: Any) -> None:
-        model, command = self.model, decode(payload)
-        if isinstance(command, (PassTime, LeaseJobs, SettleJobs, EndWorkers, ChangeJobs, AckAll)):
-            model.pass_time(command.now_ms)
-        match command:
-            case LeaseJobs():
-                for asked, grant in zip(command.requests, answer, strict=True):
-                    model.granted(asked, grant)
-                    if grant is not None:
-                        jobs = {part.first + at: part.deliveries for part in grant.parts for at in range(part.count)}
-                        self.granted.setdefault(grant.token, jobs)
-            case SettleJobs():
-                for told, settled in zip(command.settles, answer, strict=True):
-                    before = set(model.jobs)
-                    lost = {first + at for first, count in settled.lost for at in range(count)}
-                    assert lost == model.settle(told), f"{told} reached {lost}"
-                    if told.kind == "ack":
-                        ids = {first + at for first, count in told.jobs for at in range(count)}
-                        self.acked |= {(told.token, job_id) for job_id in (ids & before) - set(model.jobs)}
-            case AckAll():
-                for held, acked in zip(command.acks, answer, strict=True):
-                    before = set(model.jobs)
-                    assert acked.done == model.ack_all(held), f"{held} is answered with {acked}"
-                    gone = before - set(model.jobs)
-                    self.acked |= {
-                        (token, first + at)
-                        for token, jobs in held
-                        for first, count in jobs
-                        for at in range(count)
-                        if first + at in gone
-                    }
-            case EndWorkers():
-                expected = tuple([model.end_worker(worker) for worker in command.workers])
-                assert answer == expected, f"{answer} leases ended, not {expected}"
-            case ChangeJobs():
-                states = {job_id: job.state for job_id, job in model.jobs.items()}
-                assert answer == model.change(command.kind, list(command.ids))
-                after = {job_id: job.state for job_id, job in model.jobs.items()}
-                self.changed[command.kind] |= {each for each in states if after.get(each) != states[each]}
-        if isinstance(answer, Trimmed):
-            rows = self.reads.machine.jobs
-            assert rows is not None
-            for job_id in model.jobs:
-                row = rows.rows.get(job_id)
-                place = job_id if row is None else row.place
-                assert place >= answer.start_offset, f"job {job_id} at {place} was trimmed"
-
-    def _compare(self, entry: Entry) -> None:
-        jobs, model = self.reads.machine.jobs, self.model
-        assert jobs is not None
-        counts = jobs.counts
-        found = (counts.ready, counts.leased, counts.delayed, counts.dead)
-        expected = tuple([model.count(state) for state in ("ready", "leased", "delayed", "dead")])
-        dead = sorted([job.id for job in model.jobs.values() if job.state == DEAD])
-        if jobs.dead.ids(0, len(dead) + 1) != dead:
-            told = jobs.dead.ids(0, len(dead) + 1)
-            raise BrokenError(Invariant.JOB_STATE, f"after entry {entry.index} {told} are dead letters, not {dead}")
-        totals = (counts.expired, counts.dropped, counts.deduplicated)
-        if totals != (model.expired, model.dropped, model.deduplicated):
-            raise BrokenError(Invariant.JOB_STATE, f"after entry {entry.index} the totals are {totals}")
-        if found != expected:
-            raise BrokenError(Invariant.JOB_STATE, f"after entry {entry.index} there are {found} jobs, not {expected}")
 
 
 class _Directory:
@@ -467,7 +358,7 @@ class Operator(_App):
             if kind is protocol.CancelJobs:
                 ids = tuple(known[-3:])  # what was put last mostly waits
             if ids:
-                dead = tuple(job.id for job in world.checker.model.jobs.values() if job.state == DEAD)
+                dead = tuple(job.id for job in world.checker.jobs.model.jobs.values() if job.state == DEAD)
                 chosen = (dead[:2] or ids) if kind is not protocol.CancelJobs and rng.random() < 0.7 else ids
                 await self.ask(kind(ids=chosen))
 
@@ -521,15 +412,15 @@ class JobWorld:
 
     def told_jobs(self, worker: str, attempt: int, leased: Leased) -> None:
         """Whatever a worker gets was leased to it, by the log, with this count, and has the bytes that were put."""
-        granted = self.checker.granted.get(leased.token, {})
+        granted = self.checker.jobs.granted.get(leased.token, {})
         for job in leased.jobs:
             self.handed += 1
             self.redelivered += job.deliveries > 1
             if granted.get(job.id) != job.deliveries:
                 raise BrokenError(Invariant.JOB_ANSWERS, f"{worker} got {job} by lease {leased.token}: {granted}")
-            if self.checker.values[job.id] != job.value:
+            if self.checker.jobs.values[job.id] != job.value:
                 raise BrokenError(
-                    Invariant.JOB_ANSWERS, f"{worker} got {job} instead of {self.checker.values[job.id]!r}"
+                    Invariant.JOB_ANSWERS, f"{worker} got {job} instead of {self.checker.jobs.values[job.id]!r}"
                 )
             if any(name == JOB_HEADER for name, _ in job.headers):
                 raise BrokenError(Invariant.JOB_ANSWERS, f"{worker} sees options: {job}")
@@ -539,11 +430,11 @@ class JobWorld:
             known = self.told.setdefault(job_id, (worker, token))
             if known != (worker, token):
                 raise BrokenError(Invariant.JOB_ANSWERS, f"job {job_id} was acknowledged by {known} and by {worker}")
-            if (token, job_id) not in self.checker.acked:
+            if (token, job_id) not in self.checker.jobs.acked:
                 raise BrokenError(Invariant.JOB_ANSWERS, f"{worker} was told that job {job_id} is done, and it is not")
         self.lost_leases += len(lost)
         for job_id in lost:
-            if (token, job_id) in self.checker.acked:
+            if (token, job_id) in self.checker.jobs.acked:
                 raise BrokenError(
                     Invariant.JOB_ANSWERS, f"{worker} was told that job {job_id} is lost; its ack counted"
                 )
@@ -563,7 +454,7 @@ class JobWorld:
         )
         self.group.world = self
         self.group.partition_settings = self._queue
-        self.checker = JobChecker(self, self.group)
+        self.checker = JobChecker(self.group)
         self.group.checker = self.checker
         names = [f"n{number}" for number in range(self.size)]
         for name in names:
@@ -702,22 +593,22 @@ class JobWorld:
         if alarms:
             raise BrokenError(Invariant.SOUND_CLIENT, "; ".join(alarms))
         checker = self.checker
-        dead = checker.model.count(DEAD)
+        dead = checker.jobs.model.count(DEAD)
         return JobOutcome(
             self.seed,
-            len(checker.acked),
+            len(checker.jobs.acked),
             checker.last_committed,
             self.group.snapshots,
             self.handed,
             self.redelivered,
             self.lost_leases,
             dead,
-            checker.moved,
+            checker.jobs.moved,
             self.withdrawn,
             self.reported,
-            checker.model.expired,
-            checker.model.deduplicated,
-            sum(map(len, checker.changed.values())),
+            checker.jobs.model.expired,
+            checker.jobs.model.deduplicated,
+            sum(map(len, checker.jobs.changed.values())),
         )
 
     def _heal(self) -> None:
@@ -747,7 +638,7 @@ class JobWorld:
             raise BrokenError(Invariant.PROGRESS, f"replicas do not agree: {self.group.describe()}")
 
     def _settled(self) -> bool:
-        model = self.checker.model
+        model = self.checker.jobs.model
         return (
             all(putter.idle for putter in self.putters)
             and all(job.state == DEAD for job in model.jobs.values())
@@ -755,7 +646,7 @@ class JobWorld:
         )
 
     def _describe(self) -> str:
-        states = {job.id: (job.state, job.token) for job in self.checker.model.jobs.values() if job.state != DEAD}
+        states = {job.id: (job.state, job.token) for job in self.checker.jobs.model.jobs.values() if job.state != DEAD}
         putting = {putter.name: putter.under_way for putter in self.putters if not putter.idle}
         return f"jobs={states} putting={putting}\n  {self.group.describe()}"
 
@@ -776,26 +667,26 @@ class JobWorld:
         Reader(self, "reader", Random(1))
         if not self.clock.run_until(self.clock.now + HEAL_S, lambda: bool(done), max_events=900_000):
             raise BrokenError(Invariant.PROGRESS, "nobody tells what is dead")
-        model = world.checker.model
+        model = world.checker.jobs.model
         expected = {job.id: (job.deliveries, job.notes[-8:]) for job in model.jobs.values()}
         told = {each.job.id: (each.job.deliveries, [failure.kind for failure in each.history]) for each in found}
         if told != expected:
             raise BrokenError(Invariant.JOB_ANSWERS, f"dead letters are told as {told}, and are {expected}")
         for each in found:
             reasons = [failure.reason for failure in each.history if failure.kind in ("nack", "reject")]
-            if each.job.value != self.checker.values[each.job.id] or set(reasons) - {"so"}:
+            if each.job.value != self.checker.jobs.values[each.job.id] or set(reasons) - {"so"}:
                 raise BrokenError(Invariant.JOB_ANSWERS, f"dead letter {each} has other bytes, or other reasons")
 
     def _check_end(self) -> None:
         """Every job that was put is acknowledged once, or dead."""
         checker = self.checker
-        acked = [job_id for _, job_id in checker.acked]
+        acked = [job_id for _, job_id in checker.jobs.acked]
         if len(acked) != len(set(acked)):
             raise BrokenError(Invariant.JOB_STATE, "a job was acknowledged twice")
-        dead = {job.id for job in checker.model.jobs.values()}
-        done = [set(acked), dead, checker.never, checker.changed["cancel"], checker.changed["purge"]]
+        dead = {job.id for job in checker.jobs.model.jobs.values()}
+        done = [set(acked), dead, checker.jobs.never, checker.jobs.changed["cancel"], checker.jobs.changed["purge"]]
         for job_id, value in self.put.items():
-            if checker.values.get(job_id) != value:
+            if checker.jobs.values.get(job_id) != value:
                 raise BrokenError(Invariant.JOBS_KEPT, f"job {job_id} was put as {value!r} and is not in the log")
             ends = sum(job_id in each for each in done)
             if ends > 1 or (self._queue.dead_letter and not ends):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from functools import partial
 from random import Random
 from typing import TYPE_CHECKING, Any
@@ -50,6 +51,8 @@ if TYPE_CHECKING:
     from tests.sim.tx_world import TxWorld
 
 GROUP = "processors"
+RESULT = b"out "
+"""How results begin."""
 TIMEOUT_MS = 1_500
 _ENDED = (ProducerError, TransactionError, StaleGenerationError)
 """What says that a transaction cannot be committed any more."""
@@ -118,6 +121,8 @@ class TxProducer(TxApp):
         super().__init__(world, name, rng)
 
     async def init(self, *, resume: bool = False) -> None:
+        if self.world.fresh and not resume:
+            self.transactional_id = f"fresh{self.world.next_number()}"
         call = InitTransactions(
             transactional_id=self.transactional_id,
             attempt=self.name,
@@ -135,11 +140,15 @@ class TxProducer(TxApp):
         assert self.at is not None
         return self.at
 
-    async def send(self, number: int, values: list[bytes]) -> None:
+    async def send(
+        self, number: int, values: list[bytes], keys: list[bytes | None] | None = None, headers: Any = None
+    ) -> None:
         sequence = self.sequences.get(number, 0)
         self.touched.add(number)
         batch = RecordBatch.encode(
             values,
+            keys,
+            headers,
             timestamps=1,
             producer_id=self.pair.producer_id,
             epoch=self.pair.epoch,
@@ -174,6 +183,8 @@ class TxProducer(TxApp):
             participants=groups,
             finished=tuple(self.unfinished),
         )
+        if commit and self.world.careless and numbers and self.rng.random() < 0.3:
+            await self._forge(self.rng.choice(numbers))
         try:
             decided: Decided = await self.ask(self.coordinator, call)
         except TransactionAbortedError:
@@ -192,11 +203,19 @@ class TxProducer(TxApp):
                 self.unfinished.append(at)
         return decided.committed
 
+    async def _forge(self, number: int) -> None:
+        """As a careless client may: it marks what nobody has decided yet."""
+        forged = MarkTransaction(producer_id=self.pair.producer_id, epoch=self.pair.epoch, commit=True, seal=b"mine")
+        with suppress(ProducerError, TransactionError):
+            await self.ask(self.routes[number], forged)
+
     async def _add_to(self, at: Transaction, call: EndTransaction) -> None:
         """As a careless client may: something is sent in a transaction that is decided, where nothing of it was, and
         its end is asked for again, with that partition."""
         others = [
-            number for number in range(1, len(self.routes)) if self.routes[number].group_id not in call.participants
+            number
+            for number in range(1, self.world.partitions)
+            if self.routes[number].group_id not in call.participants
         ]
         if not others:
             return
@@ -224,11 +243,10 @@ class TxProducer(TxApp):
             self.unfinished.clear()
 
 
-class Feeder(TxProducer):
-    """Writes the input, in transactions or not."""
+class Feeding(TxProducer):
+    """One that writes as much as is wanted."""
 
     def __init__(self, world: TxWorld, name: str, rng: Random) -> None:
-        self.transactional_id = "feed"
         self.wanted = 0
         self.under_way = 0
         super().__init__(world, name, rng)
@@ -244,6 +262,15 @@ class Feeder(TxProducer):
             if self.under_way:
                 await self._feed(self.under_way)
             self.under_way = 0
+
+    async def _feed(self, count: int) -> None:
+        raise NotImplementedError
+
+
+class Feeder(Feeding):
+    """Writes the input, in transactions or not."""
+
+    transactional_id = "feed"
 
     async def _feed(self, count: int) -> None:
         values = [b"in %d" % self.world.next_number() for _ in range(count)]
@@ -322,7 +349,7 @@ class Processor(TxProducer):
 
     async def _one(self, generation: int, then: int, taken: list[bytes]) -> bool:
         work: list[Callable[[], Awaitable[None]]] = [
-            partial(self.send, self.rng.randrange(1, len(self.routes)), [b"out " + value]) for value in taken
+            partial(self.send, self.rng.randrange(1, self.world.partitions), [RESULT + value]) for value in taken
         ]
         work.append(partial(self.stage, generation, then))
         self.rng.shuffle(work)
@@ -356,7 +383,7 @@ class Trimmer(TxApp):
     async def _main(self) -> None:
         while not self.world.healing:
             await asyncio.sleep(self.rng.uniform(0.2, 1.0))
-            number = self.rng.randrange(1, len(self.routes))
+            number = self.rng.randrange(1, self.world.partitions)
             await self.ask(self.routes[number], Trim(before=self.rng.randint(1, self.world.end_of(number) + 3)))
 
 

@@ -20,13 +20,14 @@ from rayqueue.cluster.ledger import Ledger
 from rayqueue.cluster.transactions import CommitRow, IdRow
 from rayqueue.cluster.writes import Writes
 from rayqueue.ids import Index, Offset
-from rayqueue.partition import Partition
+from rayqueue.partition import Partition, reader
 from rayqueue.partition.answers import Staged
 from rayqueue.partition.producers import Producers
 from rayqueue.partition.transactions import open as opened
 from rayqueue.partition.transactions.commands import StageOffsets
 from rayqueue.partition.transactions.endings import Endings
 from rayqueue.partition.transactions.open import StagedPosition
+from rayqueue.protocol.seals import Seals
 from rayqueue.protocol.transactions import AbortTransaction, ResolveTransactions, Transaction
 from rayqueue.replica import appends
 from rayqueue.replica.carrying import Carrier
@@ -43,6 +44,9 @@ _APPS = frozenset(("app_pause", "app_kill", "app_zombie", "take_over"))
 _ALL = _APPS | {"partition", "kill", "transfer", "pause", "app_cut", "app_reset"}
 
 
+_BESIDE = ("together", "careless", "operated", "trimmed", "queued", "fresh", "expiring")
+
+
 class TxMutation(Mutation):
     """``beside``: another rule that is switched off with it, without which nobody would notice. ``narrowed``: what
     there is in the world besides producers and readers, as ``TxWorld`` has it."""
@@ -57,9 +61,9 @@ class TxMutation(Mutation):
         replaced: Replaced,
         *beside: Replaced,
         faults: Any = _ALL,
-        **narrowed: bool,
+        **narrowed: Any,
     ) -> None:
-        there: Any = dict.fromkeys(("together", "careless", "operated", "trimmed"), False) | narrowed
+        there: Any = dict.fromkeys(_BESIDE, False) | narrowed
         super().__init__(name, finding, rule, *replaced, faults, **there)
         self._beside = beside
 
@@ -184,6 +188,30 @@ def _abort_unwritten(fates: Fates, call: AbortTransaction, reply: Callable[[Any]
     reply(row is not None and row.transactional_id == call.transactional_id)
 
 
+def _tell_unsure(fates: Fates, now_s: float, call: ResolveTransactions, reply: Callable[[Any], None]) -> None:
+    """A coordinator that does not know that it was deposed tells what it knows."""
+    with patch.object(fates, "_read", lambda find, told: told(find())):
+        _resolve(fates, now_s, call, reply)
+
+
+_resolve = Fates._resolve
+
+
+def _any_seal(seals: Seals, seal: bytes, raft_group: str, producer_id: int, epoch: int, *, commit: bool) -> None:
+    """Whoever says that something is decided is believed."""
+
+
+def _expire_all(known: cluster.Transactions, is_old: Callable[[int], bool]) -> tuple[str, ...]:
+    """Ids are forgotten of which a commit is still to be told."""
+    commits, known.commits = known.commits, {}
+    gone = _expire(known, is_old)
+    known.commits = commits
+    return gone
+
+
+_expire = cluster.Transactions.expire
+
+
 _WRITES = _APPS | {"partition", "transfer"}
 
 
@@ -205,6 +233,12 @@ TX_MUTATIONS = (
         "readers at the end of the log see what is open",
         _READS,
         (opened.Transactions, "first_open", _nothing_open),
+    ),
+    TxMutation(
+        "disk-shows-open",
+        "readers of the disk see what is open",
+        _READS,
+        (reader, "first_open", lambda rows, lane: None),
     ),
     TxMutation(
         "one-epoch-for-all",
@@ -336,5 +370,28 @@ TX_MUTATIONS = (
         BrokenRule(Invariant.UPGRADABLE),
         (appends, "check_all_know", lambda version: None),
         faults=frozenset({MIXED}),
+    ),
+    TxMutation(
+        "deposed-tells-fates",
+        "a coordinator that was deposed says that what it has not heard of was aborted",
+        _ATOMIC,
+        (Fates, "_resolve", _tell_unsure),
+        faults=frozenset(("deposed",)),
+        first_seed=15,
+        fresh=True,
+    ),
+    TxMutation(
+        "any-seal-will-do",
+        "a partition believes whoever says that a transaction is committed",
+        _ATOMIC,
+        (Seals, "check_marker", _any_seal),
+        careless=True,
+    ),
+    TxMutation(
+        "ids-expire-with-commits",
+        "whoever asks for its commit again is told that its id is unknown",
+        BrokenRule(Invariant.FATE_KEPT),
+        (cluster.Transactions, "expire", _expire_all),
+        expiring=True,
     ),
 )

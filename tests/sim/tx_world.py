@@ -19,54 +19,45 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 from random import Random
 from typing import Any, cast
 from unittest.mock import patch
 
+from rayqueue.cluster import coordinator
 from rayqueue.cluster.commands import (
-    AbortTransactions,
     AnyCommand,
-    EndTransaction,
-    EndWrite,
-    FinishTransactions,
-    InitTransactions,
-    decode_command,
     encode_command,
 )
-from rayqueue.cluster.machine import ClusterMachine
 from rayqueue.cluster.tables import COORDINATOR
 from rayqueue.errors import RayQueueError
-from rayqueue.ids import GroupId, Index, ReplicaId
-from rayqueue.log.memory_store import MemoryStore
-from rayqueue.log.store import Entry
 from rayqueue.net.route import CoordinatorRoute
-from rayqueue.partition import Appended, Ended, Trimmed
-from rayqueue.partition.commands import decode
+from rayqueue.partition import PartitionSettings
 from rayqueue.partition.tables import PARTITION
-from rayqueue.partition.transactions.commands import EndTransaction as Marker
-from rayqueue.partition.transactions.endings import transaction_of
 from rayqueue.protocol.data import FetchAnswer
+from rayqueue.protocol.topics import TopicSettings
 from rayqueue.protocol.transactions import ResolveTransactions, Transaction
-from rayqueue.records import BATCH_TAG, BatchHeader, RecordBatch
+from rayqueue.records import RecordBatch
 from rayqueue.replica import carrying
 from rayqueue.replica.carrying import Carrier
-from tests.sim.app_world import BUSY, MIXED, AppWorld, PartitionChecker, _settings, drawn_apart
-from tests.sim.apps import SimDirectory
-from tests.sim.checker import LogChecker
+from tests.sim.app_world import BUSY, MIXED, AppWorld, _settings, drawn_apart
+from tests.sim.apps import TOPIC, SimDirectory
 from tests.sim.ensemble import Ensemble
 from tests.sim.invariants import BrokenError, Invariant
 from tests.sim.network import Weather
-from tests.sim.node import EngineNode
 from tests.sim.process import virtual_time
 from tests.sim.served import CoordinatorNode, PartitionNode
-from tests.sim.tx_apps import GROUP, Feeder, Operator, Processor, Reader, Trimmer, TxApp, grants
-from tests.sim.tx_writes import PREFIX, Driver, Run, Task, Writes, told
+from tests.sim.tx_apps import GROUP, RESULT, Feeder, Operator, Processor, Reader, Trimmer, TxApp, grants
+from tests.sim.tx_checkers import DecisionChecker, TxChecker
+from tests.sim.tx_jobs import DONE, LEASE_MS, QUEUE, JobNode, JobsChecker, Putter, Worker
+from tests.sim.tx_writes import PREFIX, Driver, Run, Task, Writes
 
 SAFETY_S = 8.0
 HEAL_S = 30.0
 PARTITIONS = 3
 APP_FAULTS = ("app_pause", "app_cut", "app_kill", "app_reset", "app_zombie", "take_over")
 NODE_FAULTS = ("partition", "one_way", "pause", "kill", "kill_in_sync", "power_loss", "transfer")
+OWN_FAULTS = ("deposed",)
 FAULTS = ("drop", "duplicate", "slow", "reorder", "app_slow", *NODE_FAULTS, *APP_FAULTS)
 
 Key = tuple[int, int]
@@ -87,115 +78,17 @@ class TxOutcome:
     """Markers that the coordinator has seen to."""
     written: int
     """Batches of tasks that have written together."""
-
-
-class DecisionChecker(LogChecker):
-    """Applies the coordinator's log, and knows what was decided."""
-
-    def __init__(self, ended_in: Callable[[str, Key], bool | None], writes: Writes) -> None:
-        """``ended_in`` tells how a transaction has ended in a partition."""
-        super().__init__()
-        self.ended_in = ended_in
-        self.writes = writes
-        self._store = MemoryStore(GroupId("coordinator"), ReplicaId("reference"), COORDINATOR)
-        self.machine = ClusterMachine(self._store)
-        self._applied = Index(0)
-        self.decided: dict[Key, tuple[bool, tuple[str, ...]]] = {}
-        self.given: dict[Key, str] = {}
-        """Each pair to the id it was given to."""
-        self.late = self.carried = 0
-
-    def watch_commit(self, node: EngineNode) -> None:
-        super().watch_commit(node)
-        while (entry := self.committed.get(Index(self._applied + 1))) is not None:
-            self._applied = entry.index
-            self._store.append([entry])
-            if entry.payload[0] >= 4:
-                self._decided(decode_command(entry.payload), self.machine.apply(entry.index, entry.payload))
-
-    def _decided(self, command: AnyCommand, answer: Any) -> None:
-        if isinstance(command, AbortTransactions):
-            self.late += sum(answer)
-        elif isinstance(command, FinishTransactions) and command.group_id:
-            self.carried += len(command.finished)
-        told(self.writes, command, answer)
-        if isinstance(command, EndWrite):
-            known = self.machine.transactions
-            is_open = {key for key in self.writes.open_keys() if known.current(key) is not None}
-            if self.writes.ended(command, answer, is_open):
-                for producer_id, epoch, participants in command.parts:
-                    self._decide((producer_id, epoch), True, participants)
-        if not isinstance(answer, Transaction) or not isinstance(command, InitTransactions | EndTransaction):
-            return
-        if isinstance(command, EndTransaction):
-            self._decide((command.producer_id, command.epoch), command.commit, command.participants)
-        pair = answer.producer_id, answer.epoch
-        if self.given.setdefault(pair, command.transactional_id) != command.transactional_id:
-            raise BrokenError(
-                Invariant.ATOMIC, f"{pair} was given to {self.given[pair]} and {command.transactional_id}"
-            )
-
-    def _decide(self, key: Key, commit: bool, participants: tuple[str, ...]) -> None:
-        decision = commit, participants
-        if self.decided.setdefault(key, decision)[0] != commit:
-            raise BrokenError(Invariant.ATOMIC, f"{key} was decided twice: {self.decided[key]}, then {decision}")
-        for group_id in participants if commit else ():
-            if self.ended_in(group_id, key) is False:
-                raise BrokenError(Invariant.ATOMIC, f"{key} was committed, and aborted in {group_id} before")
-
-    def is_committed(self, key: Key, group_id: str) -> bool:
-        commit, participants = self.decided.get(key, (False, ()))
-        return commit and group_id in participants
-
-
-class TxChecker(PartitionChecker):
-    """Of one partition: what is where, of which transaction, and how that has ended here."""
-
-    def __init__(self, world: TxWorld, group: Ensemble[PartitionNode], number: int) -> None:
-        super().__init__(world, group, number)
-        self._tx_world = world
-        self.group_id = group.group_id
-        self.values: list[tuple[bytes | None, Key | None, int]] = []
-        """By offset: value, transaction, lane."""
-        self.ended: dict[Key, bool] = {}
-        self.start = 0
-        self.reads.on_applied = self._noted
-
-    def _noted(self, entry: Entry, answer: Any) -> None:
-        if entry.payload[0] == BATCH_TAG:
-            if isinstance(answer, Appended) and not answer.duplicate:
-                header = BatchHeader.parse(entry.payload)
-                key = transaction_of(header)
-                if key is not None and key in self.ended:
-                    raise BrokenError(Invariant.ATOMIC, f"{key} goes on in {self.group_id} after it has ended there")
-                values = RecordBatch.decode(entry.payload).values()
-                self.values += [(value, key, header.lane) for value in values]
-                for value in values:
-                    self._tx_world.writes.in_log(value, key)
-            return
-        if isinstance(answer, Trimmed):
-            self._trimmed(answer.start_offset)
-        command = decode(entry.payload)
-        if isinstance(command, Marker) and isinstance(answer, Ended) and answer.was_open:
-            key = command.producer_id, command.epoch
-            self.ended[key] = command.commit
-            self._tx_world.ended(key, self.group_id, commit=command.commit)
-
-    def _trimmed(self, start: int) -> None:
-        for at in range(self.start, start):
-            key = self.values[at][1]
-            if self.fate(key) is None:
-                raise BrokenError(Invariant.READABLE, f"offset {at} of {self.group_id} is trimmed, and {key} is open")
-        self.start = max(self.start, start)
-
-    def fate(self, key: Key | None) -> bool | None:
-        return True if key is None else self.ended.get(key)
+    jobs: int
+    """Done in transactions."""
+    jobs_again: int
+    """Given out again after a transaction that was aborted."""
 
 
 class TxWorld(AppWorld):
     """``faults`` narrows what may go wrong. ``together``: tasks write together. ``careless``: producers add to what is
     decided. ``operated``: somebody ends what is open. ``trimmed``: somebody deletes what is old. None lets the seed
-    draw."""
+    draw. ``queued``: there is a work queue, too, whose jobs are put and done in transactions. ``fresh``: producers
+    begin with ids that nobody knows. ``expiring``: ids are forgotten soon."""
 
     def __init__(
         self,
@@ -206,12 +99,17 @@ class TxWorld(AppWorld):
         careless: bool | None = None,
         operated: bool | None = None,
         trimmed: bool | None = None,
+        queued: bool | None = None,
+        fresh: bool | None = None,
+        expiring: bool | None = None,
     ) -> None:
         super().__init__(seed, faults=frozenset())
         self._mixed, self._busy = drawn_apart(MIXED, seed, faults), drawn_apart(BUSY, seed, faults)
         self.rng = Random(f"transactions {seed}")
         self._dice = Random(f"transaction dice {seed}")
+        self._jobs_rng = Random(f"transactions' jobs {seed}")  # what others do does not depend on it
         drawn = {fault for fault in FAULTS if self.rng.random() < 0.4}
+        drawn |= {fault for fault in OWN_FAULTS if self._jobs_rng.random() < 0.2}
         self.faults = drawn if faults is None else set(faults)
         self.size = self.rng.choice((1, 3, 3))
         self.lanes = self.rng.choice((1, 1, 2))
@@ -236,6 +134,19 @@ class TxWorld(AppWorld):
                 (trimmed, self._writes_rng.random() < 0.3),
             )
         )
+        self.queued, self.fresh, self.expiring = (
+            drawn if given is None else given
+            for given, drawn in (
+                (queued, self._jobs_rng.random() < 0.3),
+                (fresh, self._jobs_rng.random() < 0.2),
+                (expiring, self._jobs_rng.random() < 0.2),
+            )
+        )
+        if self.expiring:
+            cluster = cluster.model_copy(update={"transactional_id_retention_ms": 500})
+            self.settings = base.model_copy(update={"cluster": cluster})
+        self.putters: list[Putter] = []
+        self.workers: list[Worker] = []
         self.writes = Writes()
         self.settlers: list[Any] = []
         self._told: dict[Key, tuple[str, bool]] = {}
@@ -250,6 +161,10 @@ class TxWorld(AppWorld):
 
     def checker(self, number: int) -> TxChecker:
         return cast("TxChecker", self.ensembles[number].checker)
+
+    @property
+    def jobs(self) -> JobsChecker | None:
+        return cast("JobsChecker", self.ensembles[QUEUE].checker) if self.queued else None
 
     @property
     def decisions(self) -> DecisionChecker:
@@ -320,7 +235,8 @@ class TxWorld(AppWorld):
         self.coordinators = self._ensemble("coordinator", COORDINATOR)
         self.coordinators.checker = DecisionChecker(self._ended_in, self.writes)
         self.coordinators.start(CoordinatorNode, [f"c{number}" for number in range(self.size)])
-        topic = self._create_topic()
+        settings = TopicSettings(partitions=self.partitions, replication=self.size, lanes=self.lanes)
+        topic = self._create_topic(TOPIC, settings)
         for each in topic.partitions:
             group: Ensemble[PartitionNode] = self._ensemble(each.group_id, PARTITION)
             group.partition_settings = group.partition_settings.__class__(lanes=self.lanes)
@@ -329,8 +245,32 @@ class TxWorld(AppWorld):
             group.start(PartitionNode, [replica.replica_id for replica in each.replicas])
             for node in group.nodes.values():
                 self._settle(node, each.group_id)
+        if self.queued:
+            self._build_queue()
         self.grant = grants(self.settings, topic.partitions[0].group_id)
         self._carry()
+
+    def _build_queue(self) -> None:
+        settings = TopicSettings(
+            partitions=1,
+            replication=self.size,
+            lanes=self.lanes,
+            queue=True,
+            lease_ms=LEASE_MS,
+            max_lease_ms=LEASE_MS,
+            max_deliveries=self._jobs_rng.choice((None, None, 3)),
+            retry_backoff_ms=self._jobs_rng.choice((0, 200)),
+            retry_backoff_max_ms=500,
+            ordered_by_key=self._jobs_rng.random() < 0.3,
+        )
+        (each,) = self._create_topic("jobs", settings).partitions
+        group: Ensemble[JobNode] = self._ensemble(each.group_id, PARTITION)
+        group.partition_settings = PartitionSettings.of(settings, 0)
+        group.checker = JobsChecker(self, group, QUEUE)
+        self.ensembles[QUEUE] = group  # type: ignore[assignment]  # a kind of it
+        group.start(JobNode, [replica.replica_id for replica in each.replicas])
+        for node in group.nodes.values():
+            self._settle(node, each.group_id)
 
     def _settle(self, node: PartitionNode, group_id: str) -> None:
         """The settler beside a replica (``rayqueue.actors.settler``): slow, and with answers that may be old."""
@@ -412,6 +352,18 @@ class TxWorld(AppWorld):
     def _write_more(self) -> None:
         self.writes.wanted += 1
 
+    def _new_putter(self) -> None:
+        self.putters.append(Putter(self, self._name("putter"), Random(self._jobs_rng.random())))
+
+    def _new_worker(self, transactional_id: str | None = None) -> None:
+        chosen = self._name("work") if transactional_id is None else transactional_id
+        self.workers.append(Worker(self, self._name("worker"), Random(self._jobs_rng.random()), chosen))
+
+    def _put_some(self) -> None:
+        alive = [putter for putter in self.putters if not putter.process.killed]
+        if alive:
+            self._jobs_rng.choice(alive).wanted += self._jobs_rng.randint(1, 4)
+
     def _feed_some(self) -> None:
         alive = [feeder for feeder in self.feeders if not feeder.process.killed]
         if alive:
@@ -420,19 +372,35 @@ class TxWorld(AppWorld):
     # -- what goes wrong ---------------------------------------------------------------------
 
     def _one_fault(self) -> None:
-        kinds = [fault for fault in (*NODE_FAULTS, *APP_FAULTS) if fault in self.faults]
+        kinds = [fault for fault in (*NODE_FAULTS, *APP_FAULTS, *OWN_FAULTS) if fault in self.faults]
         if not kinds:
             return
         self._feed_some()
+        self._put_some()
         kind = self.rng.choice(kinds)
         if kind in APP_FAULTS:
             self._app_fault(kind)
+        elif kind == "deposed":
+            self._depose()
         else:
             self._node_fault(kind, self.rng.choice(list(self._group_ids.values())))
 
+    def _depose(self) -> None:
+        """The coordinator's leader is cut off, and those who come then find another one before it knows."""
+        group, rng = self.coordinators, self._jobs_rng
+        leader = group.leader()
+        if leader is None:
+            return
+        who = leader.replica_id
+        group.network.cut({(a, b) for a, b in product(group.nodes, group.nodes) if (a == who) != (b == who)})
+        self.clock.after(2.5, lambda: group.network.cut(set()))
+        for _ in range(3):
+            self.clock.after(rng.uniform(0.7, 1.3), self._new_processor)
+            self.clock.after(rng.uniform(0.7, 1.3), self._feed_some)
+
     def _app_fault(self, kind: str) -> None:
         rng = self.rng
-        used = (*self.feeders, *self.processors, *self.drivers, *self.tasks[-4:])
+        used = (*self.feeders, *self.processors, *self.drivers, *self.tasks[-4:], *self.putters, *self.workers)
         apps = [app for app in used if not app.process.killed]
         if not apps:
             return
@@ -461,17 +429,29 @@ class TxWorld(AppWorld):
             self._new_driver()
         elif isinstance(app, Task):
             self.start_task(app.run_of, app.number)
+        elif isinstance(app, Worker):
+            self._new_worker(app.transactional_id)
+        elif isinstance(app, Putter):
+            self._new_putter()
         else:
             self._new_feeder()
+
+    def _apps(self) -> tuple[TxApp, ...]:
+        return (*self.feeders, *self.processors, *self.drivers, *self.tasks, *self.putters, *self.workers)
 
     # -- the schedule -----------------------------------------------------------------------------
 
     def run(self) -> TxOutcome:  # type: ignore[override]
-        with virtual_time(self.clock, self._dice) as alarms, patch.object(carrying, "AFTER_MS", 800):
+        every_s = 0.3 if self.expiring else coordinator.EXPIRE_EVERY_S
+        with (
+            virtual_time(self.clock, self._dice) as alarms,
+            patch.object(carrying, "AFTER_MS", 800),
+            patch.object(coordinator, "EXPIRE_EVERY_S", every_s),
+        ):
             try:
                 return self._run_all(alarms)
             finally:
-                for app in (*self.feeders, *self.processors, *self.others, *self.drivers, *self.tasks):
+                for app in (*self._apps(), *self.others):
                     app.process.kill()
                 for process in self.settlers:
                     process.kill()
@@ -496,6 +476,12 @@ class TxWorld(AppWorld):
                 self.clock.at(self._writes_rng.uniform(begin, begin + 3), self._new_driver)
             for _ in range(self._writes_rng.randint(3, 8)):
                 self.clock.at(self._writes_rng.uniform(begin, end), self._write_more)
+        if self.queued:
+            self._new_putter()
+            for _ in range(self._jobs_rng.choice((1, 2, 3))):
+                self.clock.at(self._jobs_rng.uniform(begin, begin + 2), self._new_worker)
+            for _ in range(self._jobs_rng.randint(6, 14)):
+                self.clock.at(self._jobs_rng.uniform(begin, end), self._put_some)
         for _ in range(rng.randint(4, 16)):
             self.clock.at(rng.uniform(begin + 0.5, end), self._one_fault)
         for _ in range(4):
@@ -521,7 +507,7 @@ class TxWorld(AppWorld):
         self.clock.run_until(self.clock.now + 5)
         for group in self._group_ids.values():
             group.heal()
-        for app in (*self.feeders, *self.processors, *self.drivers, *self.tasks):
+        for app in self._apps():
             app.process.cut = False
         self._new_feeder()
         if self.together:
@@ -529,15 +515,22 @@ class TxWorld(AppWorld):
                 driver.process.kill()
             self._write_more()
             self._new_driver()
+        if self.queued:
+            self._new_putter()
+            self._new_worker()
+            self._put_some()
         self._new_processor("last")
         self.processors[-1].persists = True
         self._feed_some()
         if not self.clock.run_until(self.clock.now + HEAL_S, self._settled, max_events=900_000):
+            if self.jobs is not None:
+                self.jobs.book.check_stuck(self.jobs.dead())
             raise BrokenError(Invariant.PROGRESS, f"no progress after healing: {self._describe_tx()}")
 
     def _settled(self) -> bool:
         return (
-            all(feeder.idle for feeder in self.feeders)
+            all(each.idle for each in (*self.feeders, *self.putters))
+            and (self.jobs is None or not self.jobs.book.left(self.jobs.dead()))
             and all(group.settled for group in self._group_ids.values())
             and not any(len(self.checker(number).reads.machine.transactions) for number in self.ensembles)
             and not self.decisions.machine.transactions.commits
@@ -555,22 +548,16 @@ class TxWorld(AppWorld):
         checker = self.checker(0)
         return [value for value, key, _ in checker.values if value is not None and checker.fate(key)]
 
-    def _results(self) -> list[bytes]:
+    def _written(self, prefix: bytes) -> list[bytes]:
+        """What begins so in the output, and counts."""
         found: list[bytes] = []
         for number in range(1, PARTITIONS):
             checker = self.checker(number)
-            committed = [value for value, key, _ in checker.values if value is not None and checker.fate(key)]
-            found += [value[4:] for value in committed if not value.startswith(PREFIX)]
-        return found
+            found += [value for value, key, _ in checker.values if value is not None and checker.fate(key)]
+        return [value for value in found if value.startswith(prefix)]
 
-    def _rows(self) -> list[bytes]:
-        """What tasks have written, and counts."""
-        found: list[bytes] = []
-        for number in range(1, PARTITIONS):
-            checker = self.checker(number)
-            committed = [value for value, key, _ in checker.values if value is not None and checker.fate(key)]
-            found += [value for value in committed if value.startswith(PREFIX)]
-        return found
+    def _results(self) -> list[bytes]:
+        return [value.removeprefix(RESULT) for value in self._written(RESULT)]
 
     def _unprocessed(self) -> set[bytes]:
         return set(self._inputs()) - set(self._results())
@@ -586,10 +573,13 @@ class TxWorld(AppWorld):
             if decisions.decided.get(key, (False, ()))[0] != committed:
                 raise BrokenError(Invariant.TRUE_FATE, f"{who} was told of {key} that it is committed: {committed}")
         inputs = set(self._inputs())
-        wrong = [value for value, there in self._promised.items() if there != (value in inputs)]
+        there = inputs if self.jobs is None else inputs | self.jobs.book.values()
+        wrong = [value for value, promised in self._promised.items() if promised != (value in there)]
         if wrong:
             raise BrokenError(Invariant.TRUE_FATE, f"a feeder was told otherwise: {wrong[:5]}")
-        self.writes.check(self._rows())
+        if self.jobs is not None:
+            self.jobs.check_end([value.removeprefix(DONE) for value in self._written(DONE)])
+        self.writes.check(self._written(PREFIX))
         results = self._results()
         twice = {each for each in results if results.count(each) > 1}
         if twice:
@@ -614,7 +604,8 @@ class TxWorld(AppWorld):
         return (
             f"open={open_here} commits={commits} unprocessed={len(self._unprocessed())} "
             f"written={self.writes.next_batch} of {self.writes.wanted} readers={readers} of {ends} "
-            f"feeders={[each.idle for each in self.feeders]}\n  {groups}"
+            f"feeders={[each.idle for each in (*self.feeders, *self.putters)]} "
+            f"jobs={None if self.jobs is None else sorted(self.jobs.book.left(self.jobs.dead()))}\n  {groups}"
         )
 
     def _tx_outcome(self) -> TxOutcome:
@@ -629,6 +620,8 @@ class TxWorld(AppWorld):
             self.decisions.late,
             self.decisions.carried,
             self.writes.written,
+            0 if self.jobs is None else sum(key is not None for key in self.jobs.book.done.values()),
+            0 if self.jobs is None else self.jobs.book.again,
         )
 
 

@@ -34,7 +34,8 @@ _PATIENCE_S = 4.0
 class Report(NamedTuple):
     """What a task tells its driver."""
 
-    pair: Transaction
+    pair: Transaction | None
+    """None: the batch was written before, so it has written nothing."""
     numbers: tuple[int, ...]
     """Of the partitions that it has touched."""
     values: tuple[bytes, ...]
@@ -176,10 +177,14 @@ class Task(TxProducer):
         await self._pause()
         try:
             self._begin(await self.ask(self.coordinator, call))
+        except TransactionAbortedError:  # the driver is told the same, and whether that is as it should be
+            run.reports.setdefault(self.number, Report(None, (), ()))
+            return
+        try:
             values = []
             for row in range(rng.randint(1, 4)):
                 value = b"%s%d %d %d %s %d" % (PREFIX, run.batch, run.number, self.number, self.name.encode(), row)
-                await self.send(rng.randrange(1, len(self.routes)), [value])
+                await self.send(rng.randrange(1, self.world.partitions), [value])
                 values.append(value)
                 await self._pause()
         except (ProducerError, TransactionError):  # its write is over
@@ -225,11 +230,12 @@ class Driver(TxApp):
             world.writes.done(batch)
 
     async def _end(self, run: Run, reports: list[Report], *, commit: bool) -> None:
-        groups = [route.group_id for route in self.routes]
+        groups = [route.group_id for route in self.routes[: self.world.partitions]]
         others = tuple(groups[1:])
         at = {
             (each.pair.producer_id, each.pair.epoch): tuple(groups[number] for number in each.numbers)
             for each in reports
+            if each.pair is not None
         }
         call = protocol.EndWrite(
             write=run.write,

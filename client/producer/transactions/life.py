@@ -363,12 +363,15 @@ class TransactionLife:
         )
 
     def aborted(self, why: RayQueueError | None) -> TransactionAbortedError:
+        """Its cause is the reason."""
         if isinstance(why, TransactionAbortedError):
             return why
-        return TransactionAbortedError(
+        error = TransactionAbortedError(
             f"the transaction of {self._id!r} was aborted, and nothing of it will be seen: {why}; do it again",
             transactional_id=self._id,
         )
+        error.__cause__ = why
+        return error
 
     def _unsure(self, error: RayQueueError | None = None) -> OutcomeUnknownError:
         return OutcomeUnknownError(

@@ -192,7 +192,7 @@ class Transaction(Twin):
 
         async def stage() -> Staging:
             try:
-                staging = core.staging()
+                staging = await core.staging()
             except RayQueueError as error:
                 self._tasks.doom(error)
                 raise

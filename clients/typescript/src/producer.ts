@@ -1,7 +1,8 @@
 /**
  * A producer: one stream to a gateway; what waits to be sent goes as one batch. Each record's promise is kept once the
  * record is on the disks of a majority. If the stream breaks, what was under way is *unknown*, and its promises say so;
- * nothing is sent twice by itself (`RayQueue.append` with an idempotency key is for that).
+ * nothing is sent twice by itself (`RayQueue.append` with an idempotency key is for that). What was not sent waits for
+ * another stream, which is opened with a back-off, and for half a minute at most: then nobody is there.
  */
 
 import { create } from "@bufbuild/protobuf";
@@ -15,6 +16,11 @@ import { type NewRecord, toWire, type Written } from "./records.js";
 const BATCH_RECORDS = 1000;
 const BATCH_BYTES = 1024 * 1024;
 const UNDER_WAY = 64;
+const FIRST_PAUSE_MS = 50;
+const LONGEST_PAUSE_MS = 2000;
+const AWAY_MS = 30_000;
+/** Told before anything of a stream is looked at; later they are told batch by batch. */
+const REFUSED = new Set(["unauthenticated", "permission_denied"]);
 
 interface Waiting {
   record: WireNewRecord;
@@ -28,6 +34,7 @@ interface Stream {
   abort: AbortController;
   wake: () => void;
   done: Promise<void>;
+  answered: boolean;
 }
 
 export class Producer {
@@ -36,6 +43,9 @@ export class Producer {
   #number = 0n;
   #closed = false;
   #room: (() => void)[] = [];
+  /** Streams in a row that broke without an answer, and since when. */
+  #failures = 0;
+  #failingSince = 0;
 
   constructor(
     private readonly client: Client<typeof RecordService>,
@@ -74,6 +84,7 @@ export class Producer {
       abort: new AbortController(),
       wake: () => undefined,
       done: Promise.resolve(),
+      answered: false,
     };
     stream.done = this.#run(stream);
     return stream;
@@ -82,9 +93,12 @@ export class Producer {
   async #run(stream: Stream): Promise<void> {
     let problem: RayQueueError | null = null;
     try {
+      if (this.#failures > 0) await pause(this.#failures);
       for await (const answer of this.client.produce(this.#requests(stream), { signal: stream.abort.signal })) {
         const batch = stream.under.get(answer.number) ?? [];
         stream.under.delete(answer.number);
+        stream.answered = true;
+        this.#failures = 0;
         stream.wake();
         const failed = answer.problem ? RayQueueError.ofProblem(answer.problem) : null;
         batch.forEach((each, row) => {
@@ -104,22 +118,23 @@ export class Producer {
     if (this.#stream === stream) this.#stream = null;
     stream.abort.abort();
     stream.wake();
-    const unknown =
-      problem?.retriable === false
-        ? problem
-        : new RayQueueError(
-            `the stream broke: ${problem?.message ?? "the gateway ended it"}`,
-            "outcome_unknown",
-            true,
-            { cause: problem },
-          );
+    const refused = problem !== null && !stream.answered && REFUSED.has(problem.code);
+    const unknown = refused
+      ? problem
+      : new RayQueueError(`the stream broke: ${problem?.message ?? "the gateway ended it"}`, "outcome_unknown", true, {
+          cause: problem,
+        });
     for (const batch of stream.under.values()) for (const each of batch) each.reject(unknown);
     stream.under.clear();
+    if (problem && !stream.answered && this.#failures++ === 0) this.#failingSince = Date.now();
     if (this.#waiting.length === 0) return;
-    if (problem?.retriable === false || this.#closed) {
-      for (const each of this.#waiting.splice(0)) each.reject(problem ?? unknown);
+    const away = this.#failures > 0 && Date.now() - this.#failingSince > AWAY_MS;
+    if (problem?.retriable === false || away || this.#closed) {
+      // These were not sent.
+      const why = problem ?? new RayQueueError("the gateway ended the stream", "closed", true);
+      for (const each of this.#waiting.splice(0)) each.reject(why);
       this.#letIn();
-    } else this.#stream ??= this.#open(); // these were not sent: another stream takes them
+    } else this.#stream ??= this.#open(); // another stream takes them
   }
 
   async *#requests(stream: Stream): AsyncGenerator<ProduceRequest> {
@@ -156,4 +171,10 @@ export class Producer {
   #letIn(): void {
     for (const go of this.#room.splice(0)) go();
   }
+}
+
+/** Longer each time, and never quite the same: many producers miss one gateway at once. */
+async function pause(failures: number): Promise<void> {
+  const most = Math.min(LONGEST_PAUSE_MS, FIRST_PAUSE_MS * 2 ** Math.min(failures - 1, 10));
+  await new Promise((resolve) => setTimeout(resolve, most * (0.5 + Math.random() / 2)));
 }

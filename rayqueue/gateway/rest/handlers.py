@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ import msgspec
 from rayqueue import __version__
 from rayqueue.config import descriptions
 from rayqueue.errors import InvalidInputError, NotLeaderError
-from rayqueue.gateway.operations import Columns, Operations
+from rayqueue.gateway.operations import Columns, Operations, Tailed, TailPlaces
 from rayqueue.gateway.principals import Caller
 from rayqueue.gateway.queues import Queues
 from rayqueue.gateway.rest import models as m
@@ -23,6 +24,7 @@ from rayqueue.protocol.topics import TopicInfo
 from rayqueue.records import Record
 
 _ENCODE = msgspec.json.encode
+_PLACES = re.compile(r"[0-9]{1,15}/([0-9]{1,9}:[0-9]{1,15}(,[0-9]{1,9}:[0-9]{1,15}){0,9999})?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,25 +186,44 @@ async def tail(call: Call) -> Any:
         offset=params.offset,
         start=params.start,
         isolation=params.isolation,
+        places=_places_of(call.headers.get("last-event-id")),
     )
     first = await anext(batches)  # what is wrong is told by the status
 
     async def events() -> AsyncIterator[bytes]:
         async with aclosing(batches):  # type: ignore[type-var]
             yield _events(first, params.format)
-            async for batch in batches:
-                yield _events(batch, params.format)
+            async for tailed in batches:
+                yield _events(tailed, params.format)
 
     return Events(events())
 
 
-def _events(batch: list[Record], form: Any) -> bytes:
+def _events(tailed: Tailed, form: Any) -> bytes:
+    """The id, which a browser sends when it connects again, comes before the last record of a batch, or with none: it
+    says where the whole tail goes on, so that of a batch that was cut off all comes again."""
+    batch, places = tailed
+    at = ",".join(f"{number}:{offset}" for number, offset in sorted(places.next.items()))
+    told = b"id: %d/%s\n" % (places.topic_id, at.encode())
     if not batch:
-        return b": nothing new\n\n"
-    return b"".join(
-        b"id: %d-%d\nevent: record\ndata: %s\n\n" % (each.partition, each.offset, _one_line(_ENCODE(shown(each, form))))
-        for each in batch
-    )
+        return told + b": nothing new\n\n"
+    events = [b"event: record\ndata: %s\n\n" % _one_line(_ENCODE(shown(each, form))) for each in batch]
+    events[-1] = told + events[-1]
+    return b"".join(events)
+
+
+def _places_of(last_event_id: str | None) -> TailPlaces | None:
+    """Where a tail goes on, from the id of its last event."""
+    if not last_event_id:
+        return None
+    if not _PLACES.fullmatch(last_event_id):
+        shown_id = last_event_id[:50]
+        raise InvalidInputError(
+            f"Last-Event-ID is the id of an event of this tail, such as 7/0:17,1:4, not {shown_id!r}"
+        )
+    topic_id, _, at = last_event_id.partition("/")
+    pairs = (each.split(":") for each in at.split(",") if each)
+    return TailPlaces(int(topic_id), {int(number): int(offset) for number, offset in pairs})
 
 
 def _one_line(json: bytes) -> bytes:

@@ -209,6 +209,23 @@ class TopicList(Struct):
     topics: list[TopicOut]
 
 
+class RaftOut(Struct):
+    """Where a replica stands in its group's log. Indices are of entries, not of records."""
+
+    term: int
+    leader: str | None
+    """Whom it follows, by its id."""
+    first_index: int
+    last_index: int
+    last_term: int
+    commit: int
+    applied: int
+    epoch: int
+    """How often its group went on without a majority (``rayqueue recover``)."""
+    voters: list[str]
+    learners: list[str]
+
+
 class ReplicaOut(Struct):
     """A replica and its state in the partition's Raft group."""
 
@@ -218,6 +235,11 @@ class ReplicaOut(Struct):
     high_watermark: int | None
     size_bytes: int | None
     problem: str | None
+    in_sync: bool
+    lag: int | None
+    """Entries of the log that the leader does not know it to have."""
+    raft: RaftOut | None
+    """None if it does not answer."""
 
 
 class PartitionOut(Struct):

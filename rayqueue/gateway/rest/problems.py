@@ -40,6 +40,7 @@ STATUSES: dict[type[e.RayQueueError], int] = {
     e.RateLimitedError: 429,
     e.QueueFullError: 429,
     e.TooManyProducersError: 429,
+    e.GatewayClosingError: 503,
     e.DiskFullError: 503,
     e.NoBrokerError: 503,
     e.ClosedError: 503,

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
-from rayqueue.client.queue.job import MAX_REASON, MAX_TRACEBACK
+from rayqueue.client.queue.settling import MAX_REASON, MAX_TRACEBACK
 from rayqueue.gateway.operations import MAX_RECORDS
 from rayqueue.gateway.queues import MAX_CHANGED
 from rayqueue.gateway.rest.models import WaitMs, setting

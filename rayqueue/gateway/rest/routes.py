@@ -97,6 +97,10 @@ ROUTES: tuple[Route, ...] = (
         "Follow a topic by server-sent events",
         params=m.TailParams,
         stream=True,
+        headers={
+            "Last-Event-ID": "The id of the last event that you saw, as browsers send it: the tail goes on behind it. "
+            "Of a batch that was cut off, all comes again."
+        },
     ),
     Route(
         "GET",

@@ -23,11 +23,12 @@ from rayqueue import __version__
 from rayqueue.errors import (
     InvalidInputError,
     OutcomeUnknownError,
-    PermissionDeniedError,
     RayQueueError,
     UnauthenticatedError,
     UnsupportedMediaError,
 )
+from rayqueue.gateway.audit import REFUSALS, asked_from
+from rayqueue.gateway.draining import cut_off
 from rayqueue.gateway.principals import ANYONE, Caller, shown_key
 from rayqueue.gateway.rest import bodies, problems
 from rayqueue.gateway.rest.console import add_console
@@ -127,6 +128,7 @@ class _Serving:
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in reversed(scope["headers"])}
         source: str = scope["client"][0] if scope.get("client") else "unknown"
         token = token_of(headers)
+        asked_from.set(source)
         try:
             gateway.limits.arrived(source)
             caller = ANYONE if route.public else gateway.keys.caller(token)
@@ -135,9 +137,13 @@ class _Serving:
             given = _given(scope["query_string"], path_params)
             return await self._carry_out(caller, receive, given, headers, body)
         except RayQueueError as error:
-            if gateway.keys.some and isinstance(error, UnauthenticatedError | PermissionDeniedError):
-                gateway.audit.refused(shown_key(token), f"{route.method} {route.path}", error.code, source)
+            if gateway.keys.some and isinstance(error, REFUSALS):
+                gateway.audit.refused(shown_key(token), f"{route.method} {scope['path']}", error, source)
             return of_error(error)
+        except asyncio.CancelledError:
+            if not gateway.draining:
+                raise
+            return of_error(cut_off(changes=route.method != "GET"))
         except bodies.SlowCallerError:
             return Reply(408, b"", {"connection": "close"}, None)
         except Exception:  # noqa: BLE001  # a bug: the log has it, the caller is not told

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
 from rayqueue.client.admin import PartitionDescription
@@ -150,6 +151,9 @@ def _partition(found: PartitionDescription) -> pb.Partition:
             high_watermark=each.high_watermark,
             size_bytes=each.size_bytes,
             problem=each.problem or "",
+            in_sync=each.in_sync,
+            lag=each.lag,
+            raft=None if each.raft is None else pb.RaftState(**{**asdict(each.raft), "leader": each.raft.leader or ""}),
         )
         for each in found.replicas
     ]

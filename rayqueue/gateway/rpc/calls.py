@@ -21,10 +21,10 @@ from google.protobuf.message import DecodeError
 
 from rayqueue.errors import (
     InvalidInputError,
-    PermissionDeniedError,
     RayQueueError,
-    UnauthenticatedError,
 )
+from rayqueue.gateway.audit import REFUSALS, asked_from
+from rayqueue.gateway.draining import cut_off
 from rayqueue.gateway.principals import Caller, shown_key
 from rayqueue.gateway.rpc.statuses import status_of
 from rayqueue.gateway.within import within
@@ -184,22 +184,37 @@ class _Calls:
     async def _ending(self, context: Any, work: Callable[[], Awaitable[Any]]) -> Any:
         peer = context.peer()
         source, limits = source_of(peer), self._gateway.limits
+        asked_from.set(source)
         # Who looks whether a gateway lives connects anew each time, and is no caller.
         checks = self._method.startswith(_HEALTH)
+        drain, task = self._gateway.drain, asyncio.current_task()
+        drain.under_way.add(task)
         try:
             with nullcontext() if checks else limits.peers.held(source, peer), limits.calls.held(source):
                 return await work()
         except RayQueueError as error:
-            if self._gateway.keys.some and isinstance(error, UnauthenticatedError | PermissionDeniedError):
-                self._gateway.audit.refused(shown_key(self._token), self._method, error.code, source)
+            if self._gateway.keys.some and isinstance(error, REFUSALS):
+                self._gateway.audit.refused(shown_key(self._token), self._method, error, source)
             await context.abort_with_status(status_of(error))
         except asyncio.TimeoutError:
             await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "this was not done in time; it may still be")
-        except (grpc.aio.AbortError, asyncio.CancelledError):
+        except asyncio.CancelledError:
+            if not drain.over:
+                raise
+            await context.abort_with_status(status_of(cut_off(changes=not _reads(self._method))))
+        except grpc.aio.AbortError:
             raise
         except Exception:  # noqa: BLE001  # a bug: the log has it, the caller is not told
             _log.exception("%s has failed", self._method)
             await context.abort(grpc.StatusCode.INTERNAL, "the gateway has failed; its log says why")
+        finally:
+            drain.under_way.discard(task)
+
+
+def _reads(method: str) -> bool:
+    """It changes nothing, so it may be asked again."""
+    name = method.rpartition("/")[2]
+    return name.startswith(("List", "Describe", "Get", "Peek", "Poll", "Fetch")) and name != "GetJobs"
 
 
 def source_of(peer: str) -> str:

@@ -223,6 +223,7 @@ class _Stream:
     async def _send(self) -> None:
         while True:
             caller = self._again()
+            self._gateway.drain.check()
             if self._credit <= 0:
                 await heard_within(self._more, LOOK_EVERY_S)
                 continue

@@ -8,6 +8,7 @@ with it.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncIterator
 from contextlib import aclosing, suppress
 from functools import partial
@@ -16,6 +17,7 @@ from typing import Any
 import msgspec
 
 from rayqueue.errors import InvalidInputError, RayQueueError, SessionGoneError
+from rayqueue.gateway.draining import closing
 from rayqueue.gateway.operations import Operations
 from rayqueue.gateway.principals import Caller
 from rayqueue.gateway.rpc.calls import Messages, Rpc
@@ -31,6 +33,10 @@ _SEND_RECORDS = 1000
 _POLL_MS = 500
 _MAX_CREDIT = 1_000_000
 _DEFAULT_RECORDS = 500
+_OF_DEADLINE = 0.75
+"""So much of a caller's time may go by before he is told of his session: else he would ask for another, and the first
+would keep his partitions."""
+_OF_DRAIN = 0.5
 LOOK_EVERY_S = 1.0
 """How long a stream that is owed nothing is left alone: then its caller's key is looked at again."""
 _APPENDED = pb.AppendResponse.RECORDS_FIELD_NUMBER
@@ -62,22 +68,28 @@ class Records(RecordServiceServicer):
 
     async def Poll(self, request: pb.PollRequest, rpc: Rpc) -> pb.PollResponse:  # noqa: N802
         session = request.session
-        if not session:
-            start = "latest" if request.start_at_end else "earliest"
-            opened = await self._operations.open_session(
+        most = request.max_records or _DEFAULT_RECORDS
+        if session:
+            found, cursor = await self._operations.poll(
                 rpc.caller,
-                request.group,
-                list(request.topics),
-                start=start,  # type: ignore[arg-type]
-                isolation=isolation_of(request.isolation),
+                session,
+                max_records=most,
+                wait_ms=request.wait_ms,
+                cursor=request.cursor if request.HasField("cursor") else None,
             )
-            session = opened.session_id
-        found, cursor = await self._operations.poll(
+            return pb.PollResponse(session=session, records=records_of(found), cursor=cursor)
+        if request.cursor:
+            raise InvalidInputError("a cursor is of a session that there is: name it")
+        left_s = rpc.context.time_remaining()
+        session, found, cursor = await self._operations.open_and_poll(
             rpc.caller,
-            session,
-            max_records=request.max_records or _DEFAULT_RECORDS,
+            request.group,
+            list(request.topics),
+            max_records=most,
             wait_ms=request.wait_ms,
-            cursor=request.cursor if request.HasField("cursor") else None,
+            within_s=math.inf if left_s is None else left_s * _OF_DEADLINE,
+            start="latest" if request.start_at_end else "earliest",
+            isolation=isolation_of(request.isolation),
         )
         return pb.PollResponse(session=session, records=records_of(found), cursor=cursor)
 
@@ -108,6 +120,7 @@ class Records(RecordServiceServicer):
                         written, _PRODUCED
                     )
                 except RayQueueError as error:
+                    self._gateway.audit.refused_within(rpc.caller, f"Produce {topic}", error)
                     answer = pb.ProduceResponse(number=number, problem=problem_of(error))
                 async with turn:
                     await rpc.context.write(answer)
@@ -118,7 +131,8 @@ class Records(RecordServiceServicer):
             finally:
                 room.release()
 
-        try:
+        async def read() -> bool:
+            nonlocal topic
             async for request in requests:
                 topic = request.topic or topic
                 quiet.heard()
@@ -129,7 +143,13 @@ class Records(RecordServiceServicer):
                 task = asyncio.ensure_future(one(request.number, topic, request.records, size_bytes))
                 tasks.add(task)
                 task.add_done_callback(tasks.discard)
+            return True
+
+        try:
+            through = await self._gateway.drain.unless_begun(read(), False)
             await asyncio.gather(*tasks)
+            if not through:
+                raise closing()
         except asyncio.CancelledError:
             quiet.check()
             raise
@@ -148,7 +168,7 @@ class Records(RecordServiceServicer):
             isolation=isolation_of(request.isolation),
         )
         async with aclosing(batches):  # type: ignore[type-var]
-            async for batch in batches:
+            async for batch, _ in batches:
                 if batch:
                     await self._write(rpc, pb.FetchResponse(records=records_of(batch)))
 
@@ -235,11 +255,15 @@ class _Subscription:
         except RayQueueError as error:
             answer = pb.Acked(number=ack.number, problem=problem_of(error))
         await self.write(pb.SubscribeResponse(acked=answer))
+        self._more.set()
 
     async def _send(self) -> None:
         operations, rpc, session = self._service._operations, self._rpc, self._session
         while True:
             caller = self._service._gateway.keys.again(rpc.caller)
+            if operations.drain.begun:
+                await self._last_acks()
+                raise closing()
             if self._credit <= 0:
                 operations.check_reader(caller, session)
                 await heard_within(self._more, LOOK_EVERY_S)
@@ -252,6 +276,13 @@ class _Subscription:
                 self._credit -= len(found)
                 answer = pb.Records(records=records_of(found), cursor=cursor)
                 await self.write(pb.SubscribeResponse(records=answer))
+
+    async def _last_acks(self) -> None:
+        """Nothing more is sent. What is acknowledged soon need not be read again elsewhere."""
+        now_s = asyncio.get_running_loop().time
+        until_s = now_s() + self._service._gateway.settings.drain_timeout_ms / 1000 * _OF_DRAIN
+        while self._session.unacked and (left_s := until_s - now_s()) > 0:
+            await heard_within(self._more, left_s)
 
 
 class Quiet:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import grpc
@@ -29,6 +30,7 @@ SERVICES = (
     admin_pb2.DESCRIPTOR.services_by_name["AdminService"],
 )
 _MIN_PING_MS = 5000
+_TELL_S = 2.0
 
 
 class RpcServer:
@@ -84,8 +86,11 @@ class RpcServer:
             await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
 
     async def stop(self) -> None:
-        """No new calls; those under way may take ``drain_timeout_ms``."""
+        """No new calls; those under way may take ``drain_timeout_ms``, and are told if they are not through then."""
         if self._health is not None:
             await self._health.enter_graceful_shutdown()
         if self._server is not None:
-            await self._server.stop(self._gateway.settings.drain_timeout_ms / 1000)
+            drain_s = self._gateway.settings.drain_timeout_ms / 1000
+            stopping = asyncio.ensure_future(self._server.stop(drain_s + _TELL_S))
+            await self._gateway.drain.finish(drain_s)
+            await stopping

@@ -42,6 +42,7 @@ CODES: dict[type[e.RayQueueError], grpc.StatusCode] = {
     e.QueueFullError: grpc.StatusCode.RESOURCE_EXHAUSTED,
     e.TooManyProducersError: grpc.StatusCode.RESOURCE_EXHAUSTED,
     e.OutcomeUnknownError: grpc.StatusCode.UNAVAILABLE,
+    e.GatewayClosingError: grpc.StatusCode.UNAVAILABLE,
     e.ClosedError: grpc.StatusCode.UNAVAILABLE,
 }
 _NUMBERS = dict(code_pb2.Code.items())

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from rayqueue import RayQueue
+from rayqueue.errors import NotLeaderError
 from rayqueue.testing import memory, wait_for
 
 
@@ -104,3 +105,84 @@ def test_what_was_polled_and_is_in_no_transaction_is_not_passed(rq: RayQueue) ->
         again = wait_for(lambda: consumer.poll(timeout_ms=100), "the same")
         assert again[0].offset == records[0].offset
     assert not any(part.committed for part in rq.group("g").partitions)
+
+
+@pytest.mark.parametrize("by_abort", [True, False])
+def test_a_reader_that_went_back_once_passes_what_is_aborted_later(rq: RayQueue, by_abort: bool) -> None:
+    rq.create_topic("bounded", max_backlog_records=10)
+    options: dict[str, Any] = {"delivery": "exactly_once", "auto_commit_ms": 20, "fetch_wait_ms": 50}
+    with (
+        rq.consumer("bounded", group="g", **options) as consumer,
+        rq.producer(transactional_id="p") as producer,
+        rq.producer(delivery_timeout_ms=5000) as plain,
+    ):
+        plain.send("bounded", b"a").result(timeout_ms=5000)
+        wait_for(lambda: consumer.poll(timeout_ms=100), "a record")
+        if by_abort:
+            tx = producer.transaction()
+            tx.begin()
+            tx.commit_offsets(consumer)
+            tx.abort()
+        else:
+            consumer.rewind()
+        wait_for(lambda: consumer.poll(timeout_ms=100), "the same")
+        with producer.transaction() as tx:
+            tx.commit_offsets(consumer)
+        with pytest.raises(ZeroDivisionError), producer.transaction() as tx:  # noqa: PT012
+            tx.send_many("bounded", [b"never"] * 10).result(timeout_ms=5000)
+            raise ZeroDivisionError
+        wait_for(lambda: [consumer.poll(timeout_ms=50), caught_up(rq, "g")][1], "no lag")
+        plain.send("bounded", b"there is room").result(timeout_ms=5000)
+
+
+def test_a_reader_that_seeks_back_takes_its_group_along_with_its_next_transaction(rq: RayQueue) -> None:
+    """Else, after a crash half way, nobody would read the rest again."""
+    rq.create_topic("flat")
+    with rq.producer() as plain:
+        plain.send_many("flat", [b"%d" % each for each in range(10)])
+    options: dict[str, Any] = {"delivery": "exactly_once", "auto_commit_ms": 20, "fetch_wait_ms": 50}
+    with rq.consumer("flat", group="g", **options) as consumer, rq.producer(transactional_id="p") as producer:
+
+        def read(count: int) -> None:
+            found = 0
+            while found < count:
+                found += len(consumer.poll(max_records=count - found, timeout_ms=100))
+            with producer.transaction() as tx:
+                tx.commit_offsets(consumer)
+
+        read(10)
+        assert consumer.committed(("flat", 0)) == 10
+        consumer.seek(("flat", 0), 2)
+        read(3)
+        assert consumer.committed(("flat", 0)) == 5
+        read(5)
+        assert consumer.committed(("flat", 0)) == 10
+
+
+def test_a_partition_that_cannot_be_committed_holds_up_no_other(rq: RayQueue) -> None:
+    rq.create_topic("two", partitions=2)
+    options: dict[str, Any] = {"delivery": "exactly_once", "auto_commit_ms": 20, "fetch_wait_ms": 50}
+    with rq.consumer("two", group="g", **options) as consumer, rq.producer(transactional_id="p") as producer:
+        wait_for(lambda: [consumer.poll(timeout_ms=50), len(consumer.assignment()) == 2][1], "both partitions")
+        commits = consumer._core.commits
+        assert commits is not None
+        original, refused = commits.commit, []
+
+        async def commit(assigned: Any, *args: Any, **options: Any) -> None:
+            if assigned.partition.partition == min(each.partition for each in consumer.assignment()):
+                refused.append(assigned)
+                raise NotLeaderError("nobody leads it", leader=None)
+            await original(assigned, *args, **options)
+
+        commits.commit = commit  # type: ignore[method-assign]
+        with pytest.raises(ZeroDivisionError), producer.transaction() as tx:  # noqa: PT012
+            for number in range(2):
+                tx.send("two", b"never", partition=number).result(timeout_ms=5000)
+            raise ZeroDivisionError
+
+        def passed() -> bool:
+            consumer.poll(timeout_ms=50)
+            return bool(refused) and consumer.committed(("two", 1)) == 1
+
+        wait_for(passed, "the other one")
+        assert consumer.committed(("two", 0)) is None

@@ -11,7 +11,7 @@ import pytest
 
 from rayqueue import Processing, RayQueue, Record, Result
 from rayqueue.client.process import state
-from rayqueue.client.process.loop import Figures
+from rayqueue.client.process.settings import Figures
 from rayqueue.errors import InvalidInputError, ProducerFencedError, TransactionAbortedError, UnknownTransactionError
 from rayqueue.net import interfaces
 from rayqueue.protocol.calls import Trim

@@ -32,7 +32,7 @@ NOT_BLOCKING: dict[type, set[str]] = {
     Topic: set(),
     TopicProducer: {"transaction"},
     Transaction: set(),
-    Consumer: {"ack", "assignment", "paused", "take_set_aside", "wakeup"},
+    Consumer: {"ack", "assignment", "paused", "positions", "take_set_aside", "wakeup"},
 }
 """Public methods without a twin, because there is nothing in them to wait for."""
 

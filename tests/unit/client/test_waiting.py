@@ -74,6 +74,8 @@ class _Slow:
 class _Status:
     damaged, read_only, term, start_offset, high_watermark, size_bytes = None, False, 1, 0, 0, 0
     replica_id, doubted, in_sync, lags = "r1", None, (), ()
+    leader, base_index, last_index, last_term, commit, applied, epoch = None, 0, 0, 0, 0, 0, 0
+    voters, learners = ("r1", "r2"), ()
 
     def __init__(self, role: str) -> None:
         self.role = role

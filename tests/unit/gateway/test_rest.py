@@ -11,6 +11,7 @@ import httpx
 import msgspec
 import pytest
 
+from rayqueue.client.consumer.consumer import Consumer
 from rayqueue.errors import LeadershipLostError, OutcomeUnknownError, QueueFullError
 from rayqueue.gateway.numbered import NumberedWrite
 from rayqueue.gateway.rest import problems
@@ -52,6 +53,12 @@ def test_topics(rest: httpx.Client) -> None:
     replicas = detail["partitions"][0]["replicas"]
     assert sorted(each["role"] for each in replicas) == ["follower", "follower", "leader"]
     assert {each["high_watermark"] for each in replicas} == {0}
+    leader = next(each for each in replicas if each["role"] == "leader")
+    assert leader["lag"] == 0
+    assert {each["raft"]["leader"] for each in replicas} == {leader["replica_id"]}
+    assert len({each["raft"]["term"] for each in replicas}) == 1
+    assert leader["raft"]["voters"] == sorted(each["replica_id"] for each in replicas)
+    assert leader["raft"]["first_index"] <= leader["raft"]["commit"] == leader["raft"]["last_index"]
     assert rest.delete("/v1/topics/orders").status_code == 204
     problem(rest.delete("/v1/topics/orders"), 404, "unknown_topic")
     problem(rest.get("/v1/topics/orders"), 404, "unknown_topic")
@@ -310,6 +317,39 @@ def test_a_tail_tells_what_comes(rest: httpx.Client) -> None:
     problem(rest.get("/v1/topics/orders/tail", params={"offset": 1}), 400, "invalid_input")
 
 
+def tailed(rest: httpx.Client, last_id: str | None, wanted: int) -> tuple[list[Any], str]:
+    """So many values of a tail, which is hung up on then, and the last id that it told, as a browser keeps it."""
+    headers = {} if last_id is None else {"Last-Event-ID": last_id}
+    told: list[Any] = []
+    seen = ""
+    with rest.stream("GET", "/v1/topics/orders/tail", headers=headers) as events:
+        assert events.status_code == 200
+        for line in events.iter_lines():
+            if line.startswith("id: "):
+                seen = line.removeprefix("id: ")
+            if line.startswith("data: "):
+                told.append(json.loads(line.removeprefix("data: "))["value"])
+            if not line and seen and len(told) >= wanted:
+                break
+    return told, seen
+
+
+def test_a_tail_that_was_cut_off_goes_on_behind_its_last_event(rest: httpx.Client) -> None:
+    """Also where nothing had come yet: what is written between two connections is not missed."""
+    make(rest, partitions=3)
+    _, seen = tailed(rest, None, 0)
+    put(rest, *({"value": number, "partition": number % 3} for number in range(9)))
+    told, after = tailed(rest, seen, 9)
+    assert sorted(told) == list(range(9))
+    put(rest, {"value": 9, "partition": 1})
+    assert tailed(rest, after, 1)[0] == [9]
+    for wrong in ("0:1", "x", "1/0:1;2", "1/0:" + "9" * 400):
+        problem(rest.get("/v1/topics/orders/tail", headers={"Last-Event-ID": wrong}), 400, "invalid_input")
+    rest.delete("/v1/topics/orders")
+    make(rest, partitions=3)
+    problem(rest.get("/v1/topics/orders/tail", headers={"Last-Event-ID": after}), 409, "topic_recreated")
+
+
 def test_falconqs_routes_answer_as_its_readme_shows(rest: httpx.Client) -> None:
     problem(rest.get("/topic/orders/peek", params={"offset": 0, "batch": 5}), 404, "unknown_topic")
     assert rest.get("/topics").json() == {"topics": []}
@@ -379,3 +419,49 @@ def test_without_a_leader_a_publish_is_told_to_retry(rq: memory.MemoryQueue, sta
             answer = rest.post("/v1/topics/orders/records", json={"records": [{"text": "x"}]})
         assert answer.status_code in (503, 504)
         assert answer.headers["content-type"] == problems.CONTENT_TYPE
+
+
+@pytest.mark.slow
+def test_an_ack_tells_what_another_member_reads_and_keeps_the_rest(rest: httpx.Client, rq: memory.MemoryQueue) -> None:
+    make(rest, partitions=2)
+    put(rest, *({"text": str(number), "partition": number % 2} for number in range(20)))
+    first = rest.post("/v1/groups/g/sessions", json={"topics": ["orders"]}).json()["session"]
+    cursor = 0
+    while cursor < 20:
+        cursor = rest.get(f"/v1/sessions/{first}/records", params={"wait_ms": 500, "cursor": cursor}).json()["cursor"]
+    again: list[Any] = []
+    with rq.consumer("orders", group="g", auto_commit=False) as second:
+
+        def shared() -> bool:  # the first gives one up while it asks for more
+            again.extend(second.poll(timeout_ms=50))
+            more = rest.get(f"/v1/sessions/{first}/records", params={"wait_ms": 1, "cursor": cursor})
+            assert not more.json()["records"]
+            return len(again) == 10
+
+        wait_for(shared, "the second to read its half again")
+        (gone,) = {each.partition for each in again}
+        told = problem(rest.post(f"/v1/sessions/{first}/ack", json={"through": cursor}), 409, "stale_generation")
+        assert f"orders-{gone} went to another member" in told["detail"]
+        assert "the other 10 are acknowledged" in told["detail"]
+        assert rest.post(f"/v1/sessions/{first}/ack", json={"through": cursor}).json() == {"acknowledged": 0}
+        lags = {each["partition"]: each["lag"] for each in rest.get("/v1/groups/g").json()["partitions"]}
+        assert lags == {gone: 10, 1 - gone: 0}
+
+
+def test_an_ack_that_could_not_be_committed_may_be_repeated(
+    rest: httpx.Client, rq: memory.MemoryQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make(rest)
+    put(rest, {"text": "a"}, {"text": "b"})
+    session = rest.post("/v1/groups/g/sessions", json={"topics": ["orders"]}).json()["session"]
+    assert rest.get(f"/v1/sessions/{session}/records", params={"wait_ms": 5000}).json()["cursor"] == 2
+
+    def fails(*_: Any) -> Any:
+        raise LeadershipLostError("the leader has just gone")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(Consumer, "commit_async", fails)
+        problem(rest.post(f"/v1/sessions/{session}/ack", json={"through": 2}), 504, "leadership_lost")
+    done = [{"topic": "orders", "partition": 0, "offset": offset, "lane": 0} for offset in (0, 1, 1)]
+    assert rest.post(f"/v1/sessions/{session}/ack", json={"records": done}).json() == {"acknowledged": 2}
+    assert rq.group("g").lag == 0

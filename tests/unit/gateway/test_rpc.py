@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib.machinery
 import importlib.util
+import json
 import queue
 import threading
 import time
@@ -20,7 +22,10 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 from grpc_status import rpc_status
 
+from rayqueue.errors import LeadershipLostError
+from rayqueue.gateway.audit import TOPIC as AUDIT
 from rayqueue.gateway.keys import KeyStore
+from rayqueue.gateway.principals import KINDS
 from rayqueue.gateway.rpc.serving import SERVICES
 from rayqueue.gateway.rpc.v1 import admin_pb2, common_pb2, queues_pb2
 from rayqueue.gateway.rpc.v1 import records_pb2 as pb
@@ -28,6 +33,7 @@ from rayqueue.gateway.rpc.v1.admin_pb2_grpc import AdminServiceStub
 from rayqueue.gateway.rpc.v1.queues_pb2_grpc import QueueServiceStub
 from rayqueue.gateway.rpc.v1.records_pb2_grpc import RecordServiceStub
 from rayqueue.gateway.server import Gateway
+from rayqueue.gateway.sessions import Session
 from rayqueue.testing import memory, wait_for
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -232,11 +238,54 @@ def test_a_subscription_whose_caller_is_silent_or_gone_leaves_its_group(
     gone.end()
 
 
+def test_a_first_poll_that_fails_leaves_no_session_behind(
+    records: Any, admin: Any, gateway: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    admin.CreateTopic(admin_pb2.CreateTopicRequest(name="orders"))
+    of = {"group": "g", "topics": ["orders"]}
+    for wrong in ({"max_records": 20_000}, {"wait_ms": 10**6}, {"cursor": 1}, {"isolation": 7}):
+        told = refused(records.Poll, pb.PollRequest(**of, **wrong))  # type: ignore[arg-type]
+        assert told == (grpc.StatusCode.INVALID_ARGUMENT, "invalid_input")
+    assert len(gateway._sessions) == 0
+
+    async def fails(*_: Any, **__: Any) -> Any:
+        raise LeadershipLostError("the leader has just gone")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(Session, "read", fails)
+        refused(records.Poll, pb.PollRequest(**of))  # type: ignore[arg-type]
+    assert len(gateway._sessions) == 0
+
+    async def never(*_: Any, **__: Any) -> Any:
+        await asyncio.Event().wait()
+
+    with monkeypatch.context() as broken:
+        broken.setattr(Session, "read", never)
+        with pytest.raises(grpc.RpcError):
+            records.Poll(pb.PollRequest(**of), timeout=0.5)  # type: ignore[arg-type]
+    wait_for(lambda: len(gateway._sessions) == 0, "the session to be closed", 10)
+
+
+def test_a_deadline_shorter_than_the_first_wait_gets_the_session(
+    records: Any, admin: Any, gateway: Gateway, rq: memory.MemoryQueue
+) -> None:
+    """Else each attempt would leave one behind that keeps the partitions."""
+    admin.CreateTopic(admin_pb2.CreateTopicRequest(name="orders"))
+    first = records.Poll(pb.PollRequest(group="g", topics=["orders"], wait_ms=20_000), timeout=2.0)
+    assert first.session
+    assert not first.records
+    records.Append(pb.AppendRequest(topic="orders", records=new(b"1")))
+    later = records.Poll(pb.PollRequest(session=first.session, wait_ms=5000), timeout=10)
+    assert [each.value for each in later.records] == [b"1"]
+
+
 @pytest.mark.slow
 def test_a_deadline_and_a_cancellation_end_a_call(records: Any, admin: Any, gateway: Gateway) -> None:
     admin.CreateTopic(admin_pb2.CreateTopicRequest(name="orders"))
+    session = records.Poll(pb.PollRequest(group="g", topics=["orders"])).session
     with pytest.raises(grpc.RpcError) as told:
-        records.Poll(pb.PollRequest(group="g", topics=["orders"], wait_ms=20_000), timeout=1.0)
+        records.Poll(pb.PollRequest(session=session, wait_ms=20_000), timeout=1.0)
+    records.CloseSession(pb.CloseSessionRequest(session=session))
     assert told.value.code() == grpc.StatusCode.DEADLINE_EXCEEDED
     stream = records.Fetch(pb.FetchRequest(topic="orders"))
     threading.Timer(0.2, stream.cancel).start()
@@ -503,6 +552,9 @@ def test_every_method_needs_a_key_and_its_grant(rq: memory.MemoryQueue, start: C
     rq.create_topic("orders")
     store = KeyStore(rq)
     nothing, _ = store.create("nothing", [])
+    elsewhere, _ = store.create(
+        "elsewhere", [f"{verb}:{kind}:other*" for verb in ("publish", "consume") for kind in KINDS]
+    )
     revoked, key = store.create("revoked", ["*:*:*"])
     store.revoke(key.key_id)
     gateway = start()
@@ -515,14 +567,35 @@ def test_every_method_needs_a_key_and_its_grant(rq: memory.MemoryQueue, start: C
                     lambda method=method, wrong=wrong, request=request: call(channel, method, wrong, request)
                 )
                 assert told == (grpc.StatusCode.UNAUTHENTICATED, "unauthenticated"), method.name
-            if method.name == "Produce":
-                (answer,) = call(channel, method, nothing.text, request)
-                assert pb.ProduceResponse.FromString(answer).problem.code == "permission_denied"
-                continue
-            told = refused(call, channel, method, nothing.text, request)
-            wanted = "session_elsewhere" if method.name in ("Ack", "CloseSession") else "permission_denied"
-            assert told[1] == wanted, method.name
+            for token in (nothing, elsewhere):
+                if method.name == "Produce":
+                    (answer,) = call(channel, method, token.text, request)
+                    assert pb.ProduceResponse.FromString(answer).problem.code == "permission_denied"
+                    continue
+                told = refused(call, channel, method, token.text, request)
+                wanted = "session_elsewhere" if method.name in ("Ack", "CloseSession") else "permission_denied"
+                assert told[1] == wanted, method.name
     assert rq.topic("orders").records == 0
+
+
+def test_a_refusal_within_a_stream_is_in_the_audit(rq: memory.MemoryQueue, start: Callable[..., Gateway]) -> None:
+    rq.create_topic("orders")
+    token, key = KeyStore(rq).create("elsewhere", ["publish:topic:other"])
+    gateway = start()
+    with grpc.insecure_channel(f"127.0.0.1:{gateway.grpc_port}") as channel:
+        request = pb.ProduceRequest(number=1, topic="orders", records=[common_pb2.NewRecord(value=b"x")])
+        stub = stub_of(RecordServiceStub, channel)
+        (answer,) = stub.Produce(iter([request]), metadata=[("authorization", f"Bearer {token.text}")])
+    assert answer.problem.code == "permission_denied"
+
+    def refusal() -> Any:
+        with rq.consumer(AUDIT) as consumer:
+            found = [json.loads(each.value or b"") for each in consumer.poll(timeout_ms=200)]
+        return next((each for each in found if each["verb"] == "request"), None)
+
+    entry = wait_for(refusal, "the refusal to be written down")
+    assert (entry["key"], entry["name"], entry["source"]) == (key.key_id, "Produce orders", "127.0.0.1")
+    assert (entry["outcome"], entry["needs"]) == ("permission_denied", "publish:topic:orders")
 
 
 @pytest.mark.slow

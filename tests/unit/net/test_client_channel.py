@@ -18,6 +18,7 @@ from rayqueue.errors import (
     NotLeaderError,
     OffsetOutOfRangeError,
     OutcomeUnknownError,
+    OversizedBatchError,
     QueueFullError,
     RayQueueError,
     ReplicaClosedError,
@@ -29,7 +30,7 @@ from rayqueue.errors import (
 from rayqueue.partition import PartitionSettings
 from rayqueue.protocol import calls
 from rayqueue.protocol.data import READ_FOLLOWER, Appended, Cursor, FetchRequest
-from rayqueue.protocol.frames import Kind
+from rayqueue.protocol.frames import SLACK_BYTES, Kind
 from rayqueue.protocol.seals import Seals
 from rayqueue.records import RecordBatch
 from rayqueue.testing import wait_for
@@ -193,6 +194,26 @@ def test_bad_batches_are_refused_with_the_reason(make: Make) -> None:
 
 
 # -- fetching -------------------------------------------------------------------------
+
+
+def test_what_is_too_large_for_a_frame_is_not_sent_and_the_connection_stays(make: Make) -> None:
+    """The replica would hang up, on everything else that is under way there."""
+    cluster = make()
+
+    async def scenario() -> None:
+        channel = await cluster.open()
+        waits = channel.fetch(at(0, wait_ms=5000))
+        most = cluster.settings.log.max_batch_bytes + SLACK_BYTES
+        for kind in (Kind.APPEND, Kind.APPEND_LEADER, Kind.APPEND_UNACKED):
+            with pytest.raises(OversizedBatchError, match=f"of {most} bytes"):
+                await channel.append(b"x" * most, kind)
+        with pytest.raises(OversizedBatchError):
+            await channel.call(calls.Commit(group="g", generation=1, offsets={}, metadata=b"x" * most))
+        assert channel.unanswered == 1
+        await channel.append(batch(b"a"))
+        assert len((await waits).batches) == 1
+
+    cluster.run(scenario())
 
 
 def test_a_fetch_waits_for_the_next_batch_and_no_longer(make: Make) -> None:

@@ -1,5 +1,5 @@
-"""A work queue against a model of it: any sequence of puts, leases, settlements, deaths, crashes, checkpoints, moves
-and trims leaves both with the same jobs in the same states."""
+"""A work queue against a model of it: any sequence of puts, leases, settlements, transactions, deaths, crashes,
+checkpoints, moves and trims leaves both with the same jobs in the same states."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from rayqueue.partition import PartitionSettings, pass_time_command, trim_command
+from rayqueue.partition import Appended, PartitionSettings, pass_time_command, trim_command
 from rayqueue.partition.jobs.commands import (
     Request,
     Settle,
@@ -32,6 +32,7 @@ from rayqueue.partition.jobs.moving import move_batch, plan_move
 from rayqueue.partition.jobs.queue import part_of
 from rayqueue.partition.jobs.reading import batches_of, jobs_of
 from rayqueue.partition.jobs.rows import KIND_TEXTS, Kind, State
+from rayqueue.partition.transactions.commands import end_transaction_command, stage_acks_command
 from rayqueue.protocol.jobs import JOB_HEADER, JobOptions, encode_options
 from rayqueue.records import RecordBatch
 from tests.unit.partition.jobs_model import DEAD, LEASED, Model
@@ -41,6 +42,7 @@ LANES = 2
 KEYS = [None, b"a", b"b", b"c"]
 IDS = st.integers(0, 40)
 TOKENS = st.integers(1, 12)
+PRODUCERS = st.sampled_from([7, 8])
 WORKERS = st.sampled_from(["w1", "w2", "w3"])
 
 
@@ -61,11 +63,15 @@ class QueueMachine(RuleBasedStateMachine):
             max_leased=max_leased,
             dedupe_window_ms=200,
             result_ttl_ms=300,
+            retry_backoff_ms=40,
             **self.options,
         )
         self.log = Log(self.settings)
         self.model = Model(self.settings)
         self.attempts = 0
+        self.epochs: dict[int, int] = {}
+        self.sequences: dict[tuple[int, int], int] = {}
+        """Of each transaction that was opened."""
 
     @property
     def jobs(self) -> Any:
@@ -169,6 +175,62 @@ class QueueMachine(RuleBasedStateMachine):
             self.model.pass_time(self.now_ms + 1)
             (acked,) = self.log.apply(ack_all_command(self.now_ms, [tuple(held)]))
             assert acked.done == self.model.ack_all(tuple(held))
+
+    # -- transactions -------------------------------------------------------------------
+
+    @rule(
+        producer_id=PRODUCERS,
+        keys=st.lists(st.sampled_from(KEYS), min_size=1, max_size=3),
+        lane=st.integers(0, LANES - 1),
+        delay_ms=st.sampled_from([0, 0, 60]),
+    )
+    def put_in_a_transaction(self, producer_id: int, keys: list[bytes | None], lane: int, delay_ms: int) -> None:
+        headers = [[(JOB_HEADER, encode_options(JobOptions(delay_ms=delay_ms)))]] * len(keys)
+        base, key = self.log.partition.next_offset, self._transaction(producer_id)
+        batch = RecordBatch.encode(
+            [b"%d" % (base + at) for at in range(len(keys))],
+            keys,
+            headers,
+            timestamps=1,
+            lane=lane,
+            producer_id=key[0],
+            epoch=key[1],
+            sequence=self.sequences.get(key, 0),
+            transactional=True,
+        )
+        assert self.log.apply(batch) == Appended(base, len(keys), duplicate=False)
+        self.sequences[key] = self.sequences.get(key, 0) + len(keys)
+        for job_id, job_key in enumerate(keys, base):
+            self.model.put(job_id, lane, job_key, transaction=key, delay_ms=delay_ms)
+
+    @precondition(lambda self: self.model.leases)
+    @rule(data=st.data(), producer_id=PRODUCERS)
+    def stage(self, data: st.DataObject, producer_id: int) -> None:
+        """Of what somebody has leased, has staged, or had; and of what he never had."""
+        token = data.draw(st.sampled_from(sorted(self.model.leases)))
+        lease = self.model.leases[token]
+        had = {job.id for job in self.model.jobs.values() if job.token == token}
+        ids = data.draw(st.lists(st.sampled_from(sorted(had)) | IDS if had else IDS, min_size=1, max_size=4))
+        key = self._transaction(producer_id)
+        self.model.pass_time(self.now_ms + 1)
+        command = stage_acks_command(self.now_ms, *key, lease.worker, token, [(each, 1) for each in ids])
+        settled = self.log.apply(command)
+        lost = {each for first, count in settled.lost for each in range(first, first + count)}
+        assert lost == self.model.stage(key, token, ids)
+        self.sequences.setdefault(key, 0)
+
+    @rule(producer_id=PRODUCERS, commit=st.booleans())
+    def end_transaction(self, producer_id: int, commit: bool) -> None:
+        key = self._transaction(producer_id)
+        ended = self.log.apply(end_transaction_command(*key, commit=commit))
+        assert ended.was_open == (key in self.sequences)
+        self.model.end_transaction(key, commit=commit)
+        self.epochs[producer_id] = key[1] + 1
+
+    def _transaction(self, producer_id: int) -> tuple[int, int]:
+        return producer_id, self.epochs.get(producer_id, 0)
+
+    # -- time, workers, operators -------------------------------------------------------
 
     @rule(by_ms=st.sampled_from([1, 30, 110, 400]))
     def time_passes(self, by_ms: int) -> None:
@@ -276,7 +338,9 @@ class QueueMachine(RuleBasedStateMachine):
                 assert row.place >= start
                 assert (row.deliveries, row.lane) == (job.deliveries, job.lane)
                 assert [KIND_TEXTS[Kind(note.kind)] for note in row.notes] == job.notes[-8:]
-                assert job.state != LEASED or job.id in jobs.leases.get(row.token).ids
+                held = job.state == LEASED and job.transaction is None
+                assert not held or job.id in jobs.leases.get(row.token).ids
+                assert job.transaction is None or job.id not in leased
         for job_id in range(self.log.partition.next_offset):
             if job_id not in model.jobs:
                 row = jobs.rows.get(job_id)

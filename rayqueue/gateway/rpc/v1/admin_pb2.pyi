@@ -133,20 +133,50 @@ class Partition(_message.Message):
     def __init__(self, number: _Optional[int] = ..., leader: _Optional[str] = ..., term: _Optional[int] = ..., start_offset: _Optional[int] = ..., end_offset: _Optional[int] = ..., size_bytes: _Optional[int] = ..., replicas: _Optional[_Iterable[_Union[Replica, _Mapping]]] = ...) -> None: ...
 
 class Replica(_message.Message):
-    __slots__ = ("replica_id", "broker", "role", "high_watermark", "size_bytes", "problem")
+    __slots__ = ("replica_id", "broker", "role", "high_watermark", "size_bytes", "problem", "in_sync", "lag", "raft")
     REPLICA_ID_FIELD_NUMBER: _ClassVar[int]
     BROKER_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
     HIGH_WATERMARK_FIELD_NUMBER: _ClassVar[int]
     SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
     PROBLEM_FIELD_NUMBER: _ClassVar[int]
+    IN_SYNC_FIELD_NUMBER: _ClassVar[int]
+    LAG_FIELD_NUMBER: _ClassVar[int]
+    RAFT_FIELD_NUMBER: _ClassVar[int]
     replica_id: str
     broker: str
     role: str
     high_watermark: int
     size_bytes: int
     problem: str
-    def __init__(self, replica_id: _Optional[str] = ..., broker: _Optional[str] = ..., role: _Optional[str] = ..., high_watermark: _Optional[int] = ..., size_bytes: _Optional[int] = ..., problem: _Optional[str] = ...) -> None: ...
+    in_sync: bool
+    lag: int
+    raft: RaftState
+    def __init__(self, replica_id: _Optional[str] = ..., broker: _Optional[str] = ..., role: _Optional[str] = ..., high_watermark: _Optional[int] = ..., size_bytes: _Optional[int] = ..., problem: _Optional[str] = ..., in_sync: _Optional[bool] = ..., lag: _Optional[int] = ..., raft: _Optional[_Union[RaftState, _Mapping]] = ...) -> None: ...
+
+class RaftState(_message.Message):
+    __slots__ = ("term", "leader", "first_index", "last_index", "last_term", "commit", "applied", "epoch", "voters", "learners")
+    TERM_FIELD_NUMBER: _ClassVar[int]
+    LEADER_FIELD_NUMBER: _ClassVar[int]
+    FIRST_INDEX_FIELD_NUMBER: _ClassVar[int]
+    LAST_INDEX_FIELD_NUMBER: _ClassVar[int]
+    LAST_TERM_FIELD_NUMBER: _ClassVar[int]
+    COMMIT_FIELD_NUMBER: _ClassVar[int]
+    APPLIED_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    VOTERS_FIELD_NUMBER: _ClassVar[int]
+    LEARNERS_FIELD_NUMBER: _ClassVar[int]
+    term: int
+    leader: str
+    first_index: int
+    last_index: int
+    last_term: int
+    commit: int
+    applied: int
+    epoch: int
+    voters: _containers.RepeatedScalarFieldContainer[str]
+    learners: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, term: _Optional[int] = ..., leader: _Optional[str] = ..., first_index: _Optional[int] = ..., last_index: _Optional[int] = ..., last_term: _Optional[int] = ..., commit: _Optional[int] = ..., applied: _Optional[int] = ..., epoch: _Optional[int] = ..., voters: _Optional[_Iterable[str]] = ..., learners: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class AlterTopicRequest(_message.Message):
     __slots__ = ("name", "settings", "clear")

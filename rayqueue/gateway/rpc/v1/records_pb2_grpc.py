@@ -112,7 +112,8 @@ class RecordServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Fetch(self, request, context):
-        """Read partitions of a topic from a place on, without a group. Goes on with what is written later, unless told not to.
+        """Read partitions of a topic from a place on, without a group. Goes on with what is written later,
+        until the call is cancelled.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

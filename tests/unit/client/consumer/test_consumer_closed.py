@@ -81,8 +81,8 @@ def test_while_a_poll_takes_its_records(place: Place, monkeypatch: pytest.Monkey
     real = Polling._take_records
     closing = threading.Thread(target=consumer.close)
 
-    def take_records(self: Polling, most: int) -> Any:
-        taken = real(self, most)
+    def take_records(self: Polling, most: int, max_bytes: int | None) -> Any:
+        taken = real(self, most, max_bytes)
         if taken and not closing.is_alive():
             closing.start()
             wait_for(lambda: self.closing, "the other thread")

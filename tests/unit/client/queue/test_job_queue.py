@@ -139,6 +139,14 @@ def test_dead_letters_are_listed_over_partitions_page_by_page(rq: memory.MemoryQ
     assert _size(queue)[0] == 30
 
 
+@pytest.mark.slow
+def test_dead_letters_may_be_named_by_the_thousand(rq: memory.MemoryQueue) -> None:
+    queue = rq.queue("q", partitions=2)
+    handles = queue.put_many([b"x"] * 2500)
+    queue.reject(_take(queue, 2500))
+    assert queue.dead.purge(*handles.ids) == 2500
+
+
 def test_an_ack_that_is_too_late_counts_unless_somebody_else_has_the_job(rq: memory.MemoryQueue) -> None:
     queue = rq.queue("q", lease_ms=150, max_lease_ms=150, retry_backoff_ms=0)
     queue.put(b"1")

@@ -2,10 +2,29 @@
 
 from __future__ import annotations
 
-from rayqueue.client.queue.job import Grant, Job
-from rayqueue.client.queue.settling import Ending, add, calls_of, gather, of_leases, runs_of, tell, tell_failure
+from collections.abc import Sequence
+from concurrent.futures import Future
+
+from rayqueue.client.queue.job import Grant, Job, explained
+from rayqueue.client.queue.settling import (
+    CALL_BYTES,
+    MAX_REASON,
+    MAX_TRACEBACK,
+    Countdown,
+    Ending,
+    add,
+    gather,
+    itself,
+    of_leases,
+    portions,
+    runs_of,
+    tell,
+    tell_failure,
+    texts,
+)
 from rayqueue.errors import LeaseLostError, NotLeaderError, RayQueueError
-from rayqueue.protocol.jobs import MAX_JOBS, Settled
+from rayqueue.protocol.calls import encode_call
+from rayqueue.protocol.jobs import MAX_JOBS, MAX_RESULT_BYTES, Settled, SettleJobs, Settlement
 
 
 class _Heard:
@@ -69,13 +88,47 @@ def test_acks_one_by_one_become_one_ending() -> None:
     assert waiting[1:] == apart
 
 
+def _calls(endings: Sequence[Ending]) -> list[Sequence[Settlement]]:
+    return list(portions([each.settlement for each in gather(endings)], itself))
+
+
 def test_one_call_has_no_more_jobs_than_it_may() -> None:
     heard = _Heard()
     large = [heard.ending("ack", token, *range(MAX_JOBS - 1)) for token in (1, 2)]
     small = [heard.ending("ack", 3, 1), heard.ending("ack", 4, 2), heard.ending("ack", 5, 3)]
-    called = list(calls_of([*small[:1], *large, *small[1:]]))
+    called = _calls([*small[:1], *large, *small[1:]])
     assert [[each.token for each in some] for some in called] == [[3, 1], [2, 4], [5]]
-    assert list(calls_of([])) == []
+    assert _calls([]) == []
+
+
+def test_one_call_has_no_more_bytes_than_it_may() -> None:
+    heard = _Heard()
+    endings = [heard.ending("ack", 2**63 - 1, 2**63 - 1 - each, result=b"r" * 30_000) for each in range(60)]
+    endings += [heard.ending("nack", 1, each, reason="\u20ac" * 4000, traceback="t" * 16_000) for each in range(60)]
+    endings += [heard.ending("nack", 2, each, delay_ms=2**48) for each in range(MAX_JOBS)]
+    endings += [heard.ending("ack", 3, *range(0, 2**63 - 1, 2**50))]
+    endings += [heard.ending("ack", 4, 1, result=b"r" * MAX_RESULT_BYTES)]
+    calls = _calls(endings)
+    sizes = [len(encode_call(SettleJobs(worker="w" * 128, settlements=tuple(some)))) for some in calls]
+    assert max(sizes) < CALL_BYTES + 200
+    assert len(sizes) < 2 * sum(sizes) / CALL_BYTES  # and they are not many
+    assert sum(map(len, calls)) == len(gather(endings))
+
+
+def test_texts_can_be_written_and_are_not_too_long() -> None:
+    assert texts("r", "t") == ("r", "t")
+    assert texts("", "") == ("", "")
+    assert texts("/data/\udcff", "\u20ac\udc80") == ("/data/\\udcff", "\u20ac\\udc80")
+    reason, traceback = texts("\udcff" * 5000, "\udcff" * 20_000)
+    assert (len(reason), len(traceback)) == (MAX_REASON, MAX_TRACEBACK)
+    assert texts("ab" * 5000, "ab" * 20_000) == ("ab" * 2000, "ab" * 8000)
+    assert explained(OSError("/data/\udcff"))[0] == "OSError: /data/\\udcff"
+
+
+def test_whoever_has_given_up_does_not_keep_others_from_being_told() -> None:
+    answer: Future[None] = Future()
+    assert answer.cancel()
+    Countdown(1, answer)(_Heard().ending("ack", 1, 1), None)
 
 
 def test_reasons_and_results_stay_with_their_jobs() -> None:
@@ -93,7 +146,7 @@ def test_reasons_and_results_stay_with_their_jobs() -> None:
     assert (by_first[12].reason, by_first[12].traceback) == ("no", "t")
     assert by_first[13].delay_ms == 5
     assert by_first[14].token == 2
-    tell_failure(endings, NotLeaderError("nobody", leader=None))
+    tell_failure(gather(endings), NotLeaderError("nobody", leader=None))
     assert len(heard.by_offset) == 5
 
 

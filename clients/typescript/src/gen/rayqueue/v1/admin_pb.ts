@@ -10,7 +10,7 @@ import type { Message } from "@bufbuild/protobuf";
  * Describes the file rayqueue/v1/admin.proto.
  */
 export const file_rayqueue_v1_admin: GenFile = /*@__PURE__*/
-  fileDesc("ChdyYXlxdWV1ZS92MS9hZG1pbi5wcm90bxILcmF5cXVldWUudjEigwgKDVRvcGljU2V0dGluZ3MSFwoKcGFydGl0aW9ucxgBIAEoA0gAiAEBEhgKC3JlcGxpY2F0aW9uGAIgASgDSAGIAQESEgoFbGFuZXMYAyABKANIAogBARIZCgxyZXRlbnRpb25fbXMYBCABKANIA4gBARIcCg9yZXRlbnRpb25fYnl0ZXMYBSABKANIBIgBARIfChJyZXRlbnRpb25fY29uc3VtZWQYBiABKAhIBYgBARIdChBtYXhfcmVjb3JkX2J5dGVzGAcgASgDSAaIAQESHgoRbWF4X2JhY2tsb2dfYnl0ZXMYCCABKANIB4gBARIgChNtYXhfYmFja2xvZ19yZWNvcmRzGAkgASgDSAiIAQESGgoNcHJlZmVyX2xlYWRlchgKIAEoCUgJiAEBEhIKBXF1ZXVlGAsgASgISAqIAQESFQoIbGVhc2VfbXMYDCABKANIC4gBARIZCgxtYXhfbGVhc2VfbXMYDSABKANIDIgBARIbCg5tYXhfZGVsaXZlcmllcxgOIAEoA0gNiAEBEh0KEHJldHJ5X2JhY2tvZmZfbXMYDyABKANIDogBARIhChRyZXRyeV9iYWNrb2ZmX21heF9tcxgQIAEoA0gPiAEBEhgKC2RlYWRfbGV0dGVyGBEgASgISBCIAQESHQoQZGVkdXBlX3dpbmRvd19tcxgSIAEoA0gRiAEBEhoKDXJlc3VsdF90dGxfbXMYEyABKANIEogBARIXCgptYXhfbGVhc2VkGBQgASgDSBOIAQESGwoOb3JkZXJlZF9ieV9rZXkYFSABKAhIFIgBARIYCgtmYWlyX2J5X2tleRgWIAEoCEgViAEBQg0KC19wYXJ0aXRpb25zQg4KDF9yZXBsaWNhdGlvbkIICgZfbGFuZXNCDwoNX3JldGVudGlvbl9tc0ISChBfcmV0ZW50aW9uX2J5dGVzQhUKE19yZXRlbnRpb25fY29uc3VtZWRCEwoRX21heF9yZWNvcmRfYnl0ZXNCFAoSX21heF9iYWNrbG9nX2J5dGVzQhYKFF9tYXhfYmFja2xvZ19yZWNvcmRzQhAKDl9wcmVmZXJfbGVhZGVyQggKBl9xdWV1ZUILCglfbGVhc2VfbXNCDwoNX21heF9sZWFzZV9tc0IRCg9fbWF4X2RlbGl2ZXJpZXNCEwoRX3JldHJ5X2JhY2tvZmZfbXNCFwoVX3JldHJ5X2JhY2tvZmZfbWF4X21zQg4KDF9kZWFkX2xldHRlckITChFfZGVkdXBlX3dpbmRvd19tc0IQCg5fcmVzdWx0X3R0bF9tc0INCgtfbWF4X2xlYXNlZEIRCg9fb3JkZXJlZF9ieV9rZXlCDgoMX2ZhaXJfYnlfa2V5ImkKBVRvcGljEgwKBG5hbWUYASABKAkSEAoIdG9waWNfaWQYAiABKAMSEgoKcGFydGl0aW9ucxgDIAEoDRIsCghzZXR0aW5ncxgEIAEoCzIaLnJheXF1ZXVlLnYxLlRvcGljU2V0dGluZ3MiZAoSQ3JlYXRlVG9waWNSZXF1ZXN0EgwKBG5hbWUYASABKAkSLAoIc2V0dGluZ3MYAiABKAsyGi5yYXlxdWV1ZS52MS5Ub3BpY1NldHRpbmdzEhIKCmlmX21pc3NpbmcYAyABKAgiOAoTQ3JlYXRlVG9waWNSZXNwb25zZRIhCgV0b3BpYxgBIAEoCzISLnJheXF1ZXVlLnYxLlRvcGljIhMKEUxpc3RUb3BpY3NSZXF1ZXN0IjgKEkxpc3RUb3BpY3NSZXNwb25zZRIiCgZ0b3BpY3MYASADKAsyEi5yYXlxdWV1ZS52MS5Ub3BpYyIkChREZXNjcmliZVRvcGljUmVxdWVzdBIMCgRuYW1lGAEgASgJIrYBChVEZXNjcmliZVRvcGljUmVzcG9uc2USDAoEbmFtZRgBIAEoCRIQCgh0b3BpY19pZBgCIAEoAxIsCghzZXR0aW5ncxgDIAEoCzIaLnJheXF1ZXVlLnYxLlRvcGljU2V0dGluZ3MSDwoHcmVjb3JkcxgEIAEoAxISCgpzaXplX2J5dGVzGAUgASgDEioKCnBhcnRpdGlvbnMYBiADKAsyFi5yYXlxdWV1ZS52MS5QYXJ0aXRpb24inwEKCVBhcnRpdGlvbhIOCgZudW1iZXIYASABKA0SDgoGbGVhZGVyGAIgASgJEgwKBHRlcm0YAyABKAMSFAoMc3RhcnRfb2Zmc2V0GAQgASgDEhIKCmVuZF9vZmZzZXQYBSABKAMSEgoKc2l6ZV9ieXRlcxgGIAEoAxImCghyZXBsaWNhcxgHIAMoCzIULnJheXF1ZXVlLnYxLlJlcGxpY2EipAEKB1JlcGxpY2ESEgoKcmVwbGljYV9pZBgBIAEoCRIOCgZicm9rZXIYAiABKAkSDAoEcm9sZRgDIAEoCRIbCg5oaWdoX3dhdGVybWFyaxgEIAEoA0gAiAEBEhcKCnNpemVfYnl0ZXMYBSABKANIAYgBARIPCgdwcm9ibGVtGAYgASgJQhEKD19oaWdoX3dhdGVybWFya0INCgtfc2l6ZV9ieXRlcyJeChFBbHRlclRvcGljUmVxdWVzdBIMCgRuYW1lGAEgASgJEiwKCHNldHRpbmdzGAIgASgLMhoucmF5cXVldWUudjEuVG9waWNTZXR0aW5ncxINCgVjbGVhchgDIAMoCSI3ChJBbHRlclRvcGljUmVzcG9uc2USIQoFdG9waWMYASABKAsyEi5yYXlxdWV1ZS52MS5Ub3BpYyIiChJEZWxldGVUb3BpY1JlcXVlc3QSDAoEbmFtZRgBIAEoCSIVChNEZWxldGVUb3BpY1Jlc3BvbnNlIhMKEUxpc3RHcm91cHNSZXF1ZXN0IjgKEkxpc3RHcm91cHNSZXNwb25zZRIiCgZncm91cHMYASADKAsyEi5yYXlxdWV1ZS52MS5Hcm91cCJxCgVHcm91cBINCgVncm91cBgBIAEoCRISCgpnZW5lcmF0aW9uGAIgASgDEhAKCGFzc2lnbm9yGAMgASgJEg0KBXN0YXRlGAQgASgJEiQKB21lbWJlcnMYBSADKAsyEy5yYXlxdWV1ZS52MS5NZW1iZXIiOAoGTWVtYmVyEg4KBm1lbWJlchgBIAEoCRIOCgZjbGllbnQYAiABKAkSDgoGdG9waWNzGAMgAygJIiUKFERlc2NyaWJlR3JvdXBSZXF1ZXN0Eg0KBWdyb3VwGAEgASgJInYKFURlc2NyaWJlR3JvdXBSZXNwb25zZRIhCgVncm91cBgBIAEoCzISLnJheXF1ZXVlLnYxLkdyb3VwEgsKA2xhZxgCIAEoAxItCgpwYXJ0aXRpb25zGAMgAygLMhkucmF5cXVldWUudjEuUGFydGl0aW9uTGFnIrwBCgxQYXJ0aXRpb25MYWcSDQoFdG9waWMYASABKAkSEQoJcGFydGl0aW9uGAIgASgNEg4KBm1lbWJlchgDIAEoCRI7Cgljb21taXR0ZWQYBCADKAsyKC5yYXlxdWV1ZS52MS5QYXJ0aXRpb25MYWcuQ29tbWl0dGVkRW50cnkSCwoDbGFnGAUgASgDGjAKDkNvbW1pdHRlZEVudHJ5EgsKA2tleRgBIAEoDRINCgV2YWx1ZRgCIAEoAzoCOAEixQEKEVJlc2V0R3JvdXBSZXF1ZXN0Eg0KBWdyb3VwGAEgASgJEhUKC3RvX2VhcmxpZXN0GAIgASgISAASEwoJdG9fbGF0ZXN0GAMgASgISAASEwoJdG9fb2Zmc2V0GAQgASgDSAASFAoKdG9fdGltZV9tcxgFIAEoA0gAEgwKAmJ5GAYgASgDSAASDQoFdG9waWMYByABKAkSEgoKcGFydGl0aW9ucxgIIAMoDRIPCgdkcnlfcnVuGAkgASgIQggKBnRhcmdldCJUChJSZXNldEdyb3VwUmVzcG9uc2USLAoJcG9zaXRpb25zGAEgAygLMhkucmF5cXVldWUudjEuUG9zaXRpb25Nb3ZlEhAKCGV4ZWN1dGVkGAIgASgIIocCCgxQb3NpdGlvbk1vdmUSDQoFdG9waWMYASABKAkSEQoJcGFydGl0aW9uGAIgASgNEjUKBmJlZm9yZRgDIAMoCzIlLnJheXF1ZXVlLnYxLlBvc2l0aW9uTW92ZS5CZWZvcmVFbnRyeRIzCgVhZnRlchgEIAMoCzIkLnJheXF1ZXVlLnYxLlBvc2l0aW9uTW92ZS5BZnRlckVudHJ5EgwKBG5vdGUYBSABKAkaLQoLQmVmb3JlRW50cnkSCwoDa2V5GAEgASgNEg0KBXZhbHVlGAIgASgDOgI4ARosCgpBZnRlckVudHJ5EgsKA2tleRgBIAEoDRINCgV2YWx1ZRgCIAEoAzoCOAEiIwoSRGVsZXRlR3JvdXBSZXF1ZXN0Eg0KBWdyb3VwGAEgASgJIhUKE0RlbGV0ZUdyb3VwUmVzcG9uc2UiGAoWRGVzY3JpYmVDbHVzdGVyUmVxdWVzdCKqAQoXRGVzY3JpYmVDbHVzdGVyUmVzcG9uc2USEgoKY2x1c3Rlcl9pZBgBIAEoCRITCgtjb29yZGluYXRvchgCIAEoCRIMCgR0ZXJtGAMgASgDEiQKB2Jyb2tlcnMYBCADKAsyEy5yYXlxdWV1ZS52MS5Ccm9rZXISDgoGdG9waWNzGAUgASgDEhIKCnBhcnRpdGlvbnMYBiABKAMSDgoGZ3JvdXBzGAcgASgDIlkKBkJyb2tlchIOCgZicm9rZXIYASABKAkSDAoEaG9zdBgCIAEoCRINCgVhbGl2ZRgDIAEoCBIQCghyZXBsaWNhcxgEIAEoAxIQCghkcmFpbmluZxgFIAEoCDLOBgoMQWRtaW5TZXJ2aWNlElAKC0NyZWF0ZVRvcGljEh8ucmF5cXVldWUudjEuQ3JlYXRlVG9waWNSZXF1ZXN0GiAucmF5cXVldWUudjEuQ3JlYXRlVG9waWNSZXNwb25zZRJNCgpMaXN0VG9waWNzEh4ucmF5cXVldWUudjEuTGlzdFRvcGljc1JlcXVlc3QaHy5yYXlxdWV1ZS52MS5MaXN0VG9waWNzUmVzcG9uc2USVgoNRGVzY3JpYmVUb3BpYxIhLnJheXF1ZXVlLnYxLkRlc2NyaWJlVG9waWNSZXF1ZXN0GiIucmF5cXVldWUudjEuRGVzY3JpYmVUb3BpY1Jlc3BvbnNlEk0KCkFsdGVyVG9waWMSHi5yYXlxdWV1ZS52MS5BbHRlclRvcGljUmVxdWVzdBofLnJheXF1ZXVlLnYxLkFsdGVyVG9waWNSZXNwb25zZRJQCgtEZWxldGVUb3BpYxIfLnJheXF1ZXVlLnYxLkRlbGV0ZVRvcGljUmVxdWVzdBogLnJheXF1ZXVlLnYxLkRlbGV0ZVRvcGljUmVzcG9uc2USTQoKTGlzdEdyb3VwcxIeLnJheXF1ZXVlLnYxLkxpc3RHcm91cHNSZXF1ZXN0Gh8ucmF5cXVldWUudjEuTGlzdEdyb3Vwc1Jlc3BvbnNlElYKDURlc2NyaWJlR3JvdXASIS5yYXlxdWV1ZS52MS5EZXNjcmliZUdyb3VwUmVxdWVzdBoiLnJheXF1ZXVlLnYxLkRlc2NyaWJlR3JvdXBSZXNwb25zZRJNCgpSZXNldEdyb3VwEh4ucmF5cXVldWUudjEuUmVzZXRHcm91cFJlcXVlc3QaHy5yYXlxdWV1ZS52MS5SZXNldEdyb3VwUmVzcG9uc2USUAoLRGVsZXRlR3JvdXASHy5yYXlxdWV1ZS52MS5EZWxldGVHcm91cFJlcXVlc3QaIC5yYXlxdWV1ZS52MS5EZWxldGVHcm91cFJlc3BvbnNlElwKD0Rlc2NyaWJlQ2x1c3RlchIjLnJheXF1ZXVlLnYxLkRlc2NyaWJlQ2x1c3RlclJlcXVlc3QaJC5yYXlxdWV1ZS52MS5EZXNjcmliZUNsdXN0ZXJSZXNwb25zZWIGcHJvdG8z");
+  fileDesc("ChdyYXlxdWV1ZS92MS9hZG1pbi5wcm90bxILcmF5cXVldWUudjEigwgKDVRvcGljU2V0dGluZ3MSFwoKcGFydGl0aW9ucxgBIAEoA0gAiAEBEhgKC3JlcGxpY2F0aW9uGAIgASgDSAGIAQESEgoFbGFuZXMYAyABKANIAogBARIZCgxyZXRlbnRpb25fbXMYBCABKANIA4gBARIcCg9yZXRlbnRpb25fYnl0ZXMYBSABKANIBIgBARIfChJyZXRlbnRpb25fY29uc3VtZWQYBiABKAhIBYgBARIdChBtYXhfcmVjb3JkX2J5dGVzGAcgASgDSAaIAQESHgoRbWF4X2JhY2tsb2dfYnl0ZXMYCCABKANIB4gBARIgChNtYXhfYmFja2xvZ19yZWNvcmRzGAkgASgDSAiIAQESGgoNcHJlZmVyX2xlYWRlchgKIAEoCUgJiAEBEhIKBXF1ZXVlGAsgASgISAqIAQESFQoIbGVhc2VfbXMYDCABKANIC4gBARIZCgxtYXhfbGVhc2VfbXMYDSABKANIDIgBARIbCg5tYXhfZGVsaXZlcmllcxgOIAEoA0gNiAEBEh0KEHJldHJ5X2JhY2tvZmZfbXMYDyABKANIDogBARIhChRyZXRyeV9iYWNrb2ZmX21heF9tcxgQIAEoA0gPiAEBEhgKC2RlYWRfbGV0dGVyGBEgASgISBCIAQESHQoQZGVkdXBlX3dpbmRvd19tcxgSIAEoA0gRiAEBEhoKDXJlc3VsdF90dGxfbXMYEyABKANIEogBARIXCgptYXhfbGVhc2VkGBQgASgDSBOIAQESGwoOb3JkZXJlZF9ieV9rZXkYFSABKAhIFIgBARIYCgtmYWlyX2J5X2tleRgWIAEoCEgViAEBQg0KC19wYXJ0aXRpb25zQg4KDF9yZXBsaWNhdGlvbkIICgZfbGFuZXNCDwoNX3JldGVudGlvbl9tc0ISChBfcmV0ZW50aW9uX2J5dGVzQhUKE19yZXRlbnRpb25fY29uc3VtZWRCEwoRX21heF9yZWNvcmRfYnl0ZXNCFAoSX21heF9iYWNrbG9nX2J5dGVzQhYKFF9tYXhfYmFja2xvZ19yZWNvcmRzQhAKDl9wcmVmZXJfbGVhZGVyQggKBl9xdWV1ZUILCglfbGVhc2VfbXNCDwoNX21heF9sZWFzZV9tc0IRCg9fbWF4X2RlbGl2ZXJpZXNCEwoRX3JldHJ5X2JhY2tvZmZfbXNCFwoVX3JldHJ5X2JhY2tvZmZfbWF4X21zQg4KDF9kZWFkX2xldHRlckITChFfZGVkdXBlX3dpbmRvd19tc0IQCg5fcmVzdWx0X3R0bF9tc0INCgtfbWF4X2xlYXNlZEIRCg9fb3JkZXJlZF9ieV9rZXlCDgoMX2ZhaXJfYnlfa2V5ImkKBVRvcGljEgwKBG5hbWUYASABKAkSEAoIdG9waWNfaWQYAiABKAMSEgoKcGFydGl0aW9ucxgDIAEoDRIsCghzZXR0aW5ncxgEIAEoCzIaLnJheXF1ZXVlLnYxLlRvcGljU2V0dGluZ3MiZAoSQ3JlYXRlVG9waWNSZXF1ZXN0EgwKBG5hbWUYASABKAkSLAoIc2V0dGluZ3MYAiABKAsyGi5yYXlxdWV1ZS52MS5Ub3BpY1NldHRpbmdzEhIKCmlmX21pc3NpbmcYAyABKAgiOAoTQ3JlYXRlVG9waWNSZXNwb25zZRIhCgV0b3BpYxgBIAEoCzISLnJheXF1ZXVlLnYxLlRvcGljIhMKEUxpc3RUb3BpY3NSZXF1ZXN0IjgKEkxpc3RUb3BpY3NSZXNwb25zZRIiCgZ0b3BpY3MYASADKAsyEi5yYXlxdWV1ZS52MS5Ub3BpYyIkChREZXNjcmliZVRvcGljUmVxdWVzdBIMCgRuYW1lGAEgASgJIrYBChVEZXNjcmliZVRvcGljUmVzcG9uc2USDAoEbmFtZRgBIAEoCRIQCgh0b3BpY19pZBgCIAEoAxIsCghzZXR0aW5ncxgDIAEoCzIaLnJheXF1ZXVlLnYxLlRvcGljU2V0dGluZ3MSDwoHcmVjb3JkcxgEIAEoAxISCgpzaXplX2J5dGVzGAUgASgDEioKCnBhcnRpdGlvbnMYBiADKAsyFi5yYXlxdWV1ZS52MS5QYXJ0aXRpb24inwEKCVBhcnRpdGlvbhIOCgZudW1iZXIYASABKA0SDgoGbGVhZGVyGAIgASgJEgwKBHRlcm0YAyABKAMSFAoMc3RhcnRfb2Zmc2V0GAQgASgDEhIKCmVuZF9vZmZzZXQYBSABKAMSEgoKc2l6ZV9ieXRlcxgGIAEoAxImCghyZXBsaWNhcxgHIAMoCzIULnJheXF1ZXVlLnYxLlJlcGxpY2EigwIKB1JlcGxpY2ESEgoKcmVwbGljYV9pZBgBIAEoCRIOCgZicm9rZXIYAiABKAkSDAoEcm9sZRgDIAEoCRIbCg5oaWdoX3dhdGVybWFyaxgEIAEoA0gAiAEBEhcKCnNpemVfYnl0ZXMYBSABKANIAYgBARIPCgdwcm9ibGVtGAYgASgJEg8KB2luX3N5bmMYByABKAgSEAoDbGFnGAggASgDSAKIAQESKQoEcmFmdBgJIAEoCzIWLnJheXF1ZXVlLnYxLlJhZnRTdGF0ZUgDiAEBQhEKD19oaWdoX3dhdGVybWFya0INCgtfc2l6ZV9ieXRlc0IGCgRfbGFnQgcKBV9yYWZ0IrcBCglSYWZ0U3RhdGUSDAoEdGVybRgBIAEoAxIOCgZsZWFkZXIYAiABKAkSEwoLZmlyc3RfaW5kZXgYAyABKAMSEgoKbGFzdF9pbmRleBgEIAEoAxIRCglsYXN0X3Rlcm0YBSABKAMSDgoGY29tbWl0GAYgASgDEg8KB2FwcGxpZWQYByABKAMSDQoFZXBvY2gYCCABKAMSDgoGdm90ZXJzGAkgAygJEhAKCGxlYXJuZXJzGAogAygJIl4KEUFsdGVyVG9waWNSZXF1ZXN0EgwKBG5hbWUYASABKAkSLAoIc2V0dGluZ3MYAiABKAsyGi5yYXlxdWV1ZS52MS5Ub3BpY1NldHRpbmdzEg0KBWNsZWFyGAMgAygJIjcKEkFsdGVyVG9waWNSZXNwb25zZRIhCgV0b3BpYxgBIAEoCzISLnJheXF1ZXVlLnYxLlRvcGljIiIKEkRlbGV0ZVRvcGljUmVxdWVzdBIMCgRuYW1lGAEgASgJIhUKE0RlbGV0ZVRvcGljUmVzcG9uc2UiEwoRTGlzdEdyb3Vwc1JlcXVlc3QiOAoSTGlzdEdyb3Vwc1Jlc3BvbnNlEiIKBmdyb3VwcxgBIAMoCzISLnJheXF1ZXVlLnYxLkdyb3VwInEKBUdyb3VwEg0KBWdyb3VwGAEgASgJEhIKCmdlbmVyYXRpb24YAiABKAMSEAoIYXNzaWdub3IYAyABKAkSDQoFc3RhdGUYBCABKAkSJAoHbWVtYmVycxgFIAMoCzITLnJheXF1ZXVlLnYxLk1lbWJlciI4CgZNZW1iZXISDgoGbWVtYmVyGAEgASgJEg4KBmNsaWVudBgCIAEoCRIOCgZ0b3BpY3MYAyADKAkiJQoURGVzY3JpYmVHcm91cFJlcXVlc3QSDQoFZ3JvdXAYASABKAkidgoVRGVzY3JpYmVHcm91cFJlc3BvbnNlEiEKBWdyb3VwGAEgASgLMhIucmF5cXVldWUudjEuR3JvdXASCwoDbGFnGAIgASgDEi0KCnBhcnRpdGlvbnMYAyADKAsyGS5yYXlxdWV1ZS52MS5QYXJ0aXRpb25MYWcivAEKDFBhcnRpdGlvbkxhZxINCgV0b3BpYxgBIAEoCRIRCglwYXJ0aXRpb24YAiABKA0SDgoGbWVtYmVyGAMgASgJEjsKCWNvbW1pdHRlZBgEIAMoCzIoLnJheXF1ZXVlLnYxLlBhcnRpdGlvbkxhZy5Db21taXR0ZWRFbnRyeRILCgNsYWcYBSABKAMaMAoOQ29tbWl0dGVkRW50cnkSCwoDa2V5GAEgASgNEg0KBXZhbHVlGAIgASgDOgI4ASLFAQoRUmVzZXRHcm91cFJlcXVlc3QSDQoFZ3JvdXAYASABKAkSFQoLdG9fZWFybGllc3QYAiABKAhIABITCgl0b19sYXRlc3QYAyABKAhIABITCgl0b19vZmZzZXQYBCABKANIABIUCgp0b190aW1lX21zGAUgASgDSAASDAoCYnkYBiABKANIABINCgV0b3BpYxgHIAEoCRISCgpwYXJ0aXRpb25zGAggAygNEg8KB2RyeV9ydW4YCSABKAhCCAoGdGFyZ2V0IlQKElJlc2V0R3JvdXBSZXNwb25zZRIsCglwb3NpdGlvbnMYASADKAsyGS5yYXlxdWV1ZS52MS5Qb3NpdGlvbk1vdmUSEAoIZXhlY3V0ZWQYAiABKAgihwIKDFBvc2l0aW9uTW92ZRINCgV0b3BpYxgBIAEoCRIRCglwYXJ0aXRpb24YAiABKA0SNQoGYmVmb3JlGAMgAygLMiUucmF5cXVldWUudjEuUG9zaXRpb25Nb3ZlLkJlZm9yZUVudHJ5EjMKBWFmdGVyGAQgAygLMiQucmF5cXVldWUudjEuUG9zaXRpb25Nb3ZlLkFmdGVyRW50cnkSDAoEbm90ZRgFIAEoCRotCgtCZWZvcmVFbnRyeRILCgNrZXkYASABKA0SDQoFdmFsdWUYAiABKAM6AjgBGiwKCkFmdGVyRW50cnkSCwoDa2V5GAEgASgNEg0KBXZhbHVlGAIgASgDOgI4ASIjChJEZWxldGVHcm91cFJlcXVlc3QSDQoFZ3JvdXAYASABKAkiFQoTRGVsZXRlR3JvdXBSZXNwb25zZSIYChZEZXNjcmliZUNsdXN0ZXJSZXF1ZXN0IqoBChdEZXNjcmliZUNsdXN0ZXJSZXNwb25zZRISCgpjbHVzdGVyX2lkGAEgASgJEhMKC2Nvb3JkaW5hdG9yGAIgASgJEgwKBHRlcm0YAyABKAMSJAoHYnJva2VycxgEIAMoCzITLnJheXF1ZXVlLnYxLkJyb2tlchIOCgZ0b3BpY3MYBSABKAMSEgoKcGFydGl0aW9ucxgGIAEoAxIOCgZncm91cHMYByABKAMiWQoGQnJva2VyEg4KBmJyb2tlchgBIAEoCRIMCgRob3N0GAIgASgJEg0KBWFsaXZlGAMgASgIEhAKCHJlcGxpY2FzGAQgASgDEhAKCGRyYWluaW5nGAUgASgIMs4GCgxBZG1pblNlcnZpY2USUAoLQ3JlYXRlVG9waWMSHy5yYXlxdWV1ZS52MS5DcmVhdGVUb3BpY1JlcXVlc3QaIC5yYXlxdWV1ZS52MS5DcmVhdGVUb3BpY1Jlc3BvbnNlEk0KCkxpc3RUb3BpY3MSHi5yYXlxdWV1ZS52MS5MaXN0VG9waWNzUmVxdWVzdBofLnJheXF1ZXVlLnYxLkxpc3RUb3BpY3NSZXNwb25zZRJWCg1EZXNjcmliZVRvcGljEiEucmF5cXVldWUudjEuRGVzY3JpYmVUb3BpY1JlcXVlc3QaIi5yYXlxdWV1ZS52MS5EZXNjcmliZVRvcGljUmVzcG9uc2USTQoKQWx0ZXJUb3BpYxIeLnJheXF1ZXVlLnYxLkFsdGVyVG9waWNSZXF1ZXN0Gh8ucmF5cXVldWUudjEuQWx0ZXJUb3BpY1Jlc3BvbnNlElAKC0RlbGV0ZVRvcGljEh8ucmF5cXVldWUudjEuRGVsZXRlVG9waWNSZXF1ZXN0GiAucmF5cXVldWUudjEuRGVsZXRlVG9waWNSZXNwb25zZRJNCgpMaXN0R3JvdXBzEh4ucmF5cXVldWUudjEuTGlzdEdyb3Vwc1JlcXVlc3QaHy5yYXlxdWV1ZS52MS5MaXN0R3JvdXBzUmVzcG9uc2USVgoNRGVzY3JpYmVHcm91cBIhLnJheXF1ZXVlLnYxLkRlc2NyaWJlR3JvdXBSZXF1ZXN0GiIucmF5cXVldWUudjEuRGVzY3JpYmVHcm91cFJlc3BvbnNlEk0KClJlc2V0R3JvdXASHi5yYXlxdWV1ZS52MS5SZXNldEdyb3VwUmVxdWVzdBofLnJheXF1ZXVlLnYxLlJlc2V0R3JvdXBSZXNwb25zZRJQCgtEZWxldGVHcm91cBIfLnJheXF1ZXVlLnYxLkRlbGV0ZUdyb3VwUmVxdWVzdBogLnJheXF1ZXVlLnYxLkRlbGV0ZUdyb3VwUmVzcG9uc2USXAoPRGVzY3JpYmVDbHVzdGVyEiMucmF5cXVldWUudjEuRGVzY3JpYmVDbHVzdGVyUmVxdWVzdBokLnJheXF1ZXVlLnYxLkRlc2NyaWJlQ2x1c3RlclJlc3BvbnNlYgZwcm90bzM");
 
 /**
  * Absent fields have their defaults, or stay as they are. docs/options.md says what each means.
@@ -387,6 +387,27 @@ export type Replica = Message<"rayqueue.v1.Replica"> & {
    * @generated from field: string problem = 6;
    */
   problem: string;
+
+  /**
+   * It is near the end of the log, as its leader knows it.
+   *
+   * @generated from field: bool in_sync = 7;
+   */
+  inSync: boolean;
+
+  /**
+   * Entries of the log that the leader does not know it to have.
+   *
+   * @generated from field: optional int64 lag = 8;
+   */
+  lag?: bigint | undefined;
+
+  /**
+   * Not set if it does not answer.
+   *
+   * @generated from field: optional rayqueue.v1.RaftState raft = 9;
+   */
+  raft?: RaftState | undefined;
 };
 
 /**
@@ -395,6 +416,74 @@ export type Replica = Message<"rayqueue.v1.Replica"> & {
  */
 export const ReplicaSchema: GenMessage<Replica> = /*@__PURE__*/
   messageDesc(file_rayqueue_v1_admin, 9);
+
+/**
+ * Where a replica stands in its group's log, as it tells itself. Indices are of entries, not of records.
+ *
+ * @generated from message rayqueue.v1.RaftState
+ */
+export type RaftState = Message<"rayqueue.v1.RaftState"> & {
+  /**
+   * @generated from field: int64 term = 1;
+   */
+  term: bigint;
+
+  /**
+   * Whom it follows, by its id; empty if it knows of none.
+   *
+   * @generated from field: string leader = 2;
+   */
+  leader: string;
+
+  /**
+   * @generated from field: int64 first_index = 3;
+   */
+  firstIndex: bigint;
+
+  /**
+   * @generated from field: int64 last_index = 4;
+   */
+  lastIndex: bigint;
+
+  /**
+   * @generated from field: int64 last_term = 5;
+   */
+  lastTerm: bigint;
+
+  /**
+   * @generated from field: int64 commit = 6;
+   */
+  commit: bigint;
+
+  /**
+   * @generated from field: int64 applied = 7;
+   */
+  applied: bigint;
+
+  /**
+   * How often its group went on without a majority.
+   *
+   * @generated from field: int64 epoch = 8;
+   */
+  epoch: bigint;
+
+  /**
+   * @generated from field: repeated string voters = 9;
+   */
+  voters: string[];
+
+  /**
+   * @generated from field: repeated string learners = 10;
+   */
+  learners: string[];
+};
+
+/**
+ * Describes the message rayqueue.v1.RaftState.
+ * Use `create(RaftStateSchema)` to create a new message.
+ */
+export const RaftStateSchema: GenMessage<RaftState> = /*@__PURE__*/
+  messageDesc(file_rayqueue_v1_admin, 10);
 
 /**
  * @generated from message rayqueue.v1.AlterTopicRequest
@@ -423,7 +512,7 @@ export type AlterTopicRequest = Message<"rayqueue.v1.AlterTopicRequest"> & {
  * Use `create(AlterTopicRequestSchema)` to create a new message.
  */
 export const AlterTopicRequestSchema: GenMessage<AlterTopicRequest> = /*@__PURE__*/
-  messageDesc(file_rayqueue_v1_admin, 10);
+  messageDesc(file_rayqueue_v1_admin, 11);
 
 /**
  * @generated from message rayqueue.v1.AlterTopicResponse
@@ -440,7 +529,7 @@ export type AlterTopicResponse = Message<"rayqueue.v1.AlterTopicResponse"> & {
  * Use `create(AlterTopicResponseSchema)` to create a new message.
  */
 export const AlterTopicResponseSchema: GenMessage<AlterTopicResponse> = /*@__PURE__*/
-  messageDesc(file_rayqueue_v1_admin, 11);
+  messageDesc(file_rayqueue_v1_admin, 12);
 
 /**
  * @generated from message rayqueue.v1.DeleteTopicRequest
@@ -457,7 +546,7 @@ export type DeleteTopicRequest = Message<"rayqueue.v1.DeleteTopicRequest"> & {
  * Use `create(DeleteTopicRequestSchema)` to create a new message.
  */
 export const DeleteTopicRequestSchema: GenMessage<DeleteTopicRequest> = /*@__PURE__*/
-  messageDesc(file_rayqueue_v1_admin, 12);
+  messageDesc(file_rayqueue_v1_admin, 13);
 
 /**
  * @generated from message rayqueue.v1.DeleteTopicResponse
@@ -470,7 +559,7 @@ export type DeleteTopicResponse = Message<"rayqueue.v1.DeleteTopicResponse"> & {
  * Use `create(DeleteTopicResponseSchema)` to create a new message.
  */
 export const DeleteTopicResponseSchema: GenMessage<DeleteTopicResponse> = /*@__PURE__*/
-  messageDesc(file_rayqueue_v1_admin, 13);
+  messageDesc(file_rayqueue_v1_admin, 14);
 
 /**
  * @generated from message rayqueue.v1.ListGroupsRequest
@@ -483,7 +572,7 @@ export type ListGroupsRequest = Message<"rayqueue.v1.ListGroupsRequest"> & {
  * Use `create(ListGroupsRequestSchema)` to create a new message.
  */
 export const ListGroupsRequestSchema: GenMessage<ListGroupsRequest> = /*@__PURE__*/
-  messageDesc(file_rayqueue_v1_admin, 14);
+  messageDesc(file_rayqueue_v1_admin, 15);
 
 /**
  * @generated from message rayqueue.v1.ListGroupsResponse
@@ -500,7 +589,7 @@ export type ListGroupsResponse = Message<"rayqueue.v1.ListGroupsResponse"> & {
  * Use `create(ListGroupsResponseSchema)` to create a new message.
  */
 export const ListGroupsResponseSchema: GenMessage<ListGroupsResponse> = /*@__PURE__*/
-  messageDesc(file_rayqueue_v1_admin, 15);
+  messageDesc(file_rayqueue_v1_admin, 16);
 
 /**
  * @generated from message rayqueue.v1.Group
@@ -539,7 +628,7 @@ export type Group = Message<"rayqueue.v1.Group"> & {
  * Use `create(GroupSchema)` to create a new message.
  */
 export const GroupSchema: GenMessage<Group> = /*@__PURE__*/
-  messageDesc(file_rayqueue_v1_admin, 16);
+  messageDesc(file_rayqueue_v1_admin, 17);
 
 /**
  * @generated from message rayqueue.v1.Member
@@ -566,7 +655,7 @@ export type Member = Message<"rayqueue.v1.Member"> & {
  * Use `create(MemberSchema)` to create a new message.
  */
 export const MemberSchema: GenMessage<Member> = /*@__PURE__*/
-  messageDesc(file_rayqueue_v1_admin, 17);
+  messageDesc(file_rayqueue_v1_admin, 18);
 
 /**
  * @generated from message rayqueue.v1.DescribeGroupRequest
@@ -583,7 +672,7 @@ export type DescribeGroupRequest = Message<"rayqueue.v1.DescribeGroupRequest"> &
  * Use `create(DescribeGroupRequestSchema)` to create a new message.
  */
 export const DescribeGroupRequestSchema: GenMessage<DescribeGroupRequest> = /*@__PURE__*/
-  messageDesc(file_rayqueue_v1_admin, 18);
+  messageDesc(file_rayqueue_v1_admin, 19);
 
 /**
  * @generated from message rayqueue.v1.DescribeGroupResponse
@@ -610,7 +699,7 @@ export type DescribeGroupResponse = Message<"rayqueue.v1.DescribeGroupResponse">
  * Use `create(DescribeGroupResponseSchema)` to create a new message.
  */
 export const DescribeGroupResponseSchema: GenMessage<DescribeGroupResponse> = /*@__PURE__*/
-  messageDesc(file_rayqueue_v1_admin, 19);
+  messageDesc(file_rayqueue_v1_admin, 20);
 
 /**
  * @generated from message rayqueue.v1.PartitionLag
@@ -649,7 +738,7 @@ export type PartitionLag = Message<"rayqueue.v1.PartitionLag"> & {
  * Use `create(PartitionLagSchema)` to create a new message.
  */
 export const PartitionLagSchema: GenMessage<PartitionLag> = /*@__PURE__*/
-  messageDesc(file_rayqueue_v1_admin, 20);
+  messageDesc(file_rayqueue_v1_admin, 21);
 
 /**
  * @generated from message rayqueue.v1.ResetGroupRequest
@@ -716,7 +805,7 @@ export type ResetGroupRequest = Message<"rayqueue.v1.ResetGroupRequest"> & {
  * Use `create(ResetGroupRequestSchema)` to create a new message.
  */
 export const ResetGroupRequestSchema: GenMessage<ResetGroupRequest> = /*@__PURE__*/
-  messageDesc(file_rayqueue_v1_admin, 21);
+  messageDesc(file_rayqueue_v1_admin, 22);
 
 /**
  * @generated from message rayqueue.v1.ResetGroupResponse
@@ -738,7 +827,7 @@ export type ResetGroupResponse = Message<"rayqueue.v1.ResetGroupResponse"> & {
  * Use `create(ResetGroupResponseSchema)` to create a new message.
  */
 export const ResetGroupResponseSchema: GenMessage<ResetGroupResponse> = /*@__PURE__*/
-  messageDesc(file_rayqueue_v1_admin, 22);
+  messageDesc(file_rayqueue_v1_admin, 23);
 
 /**
  * @generated from message rayqueue.v1.PositionMove
@@ -775,7 +864,7 @@ export type PositionMove = Message<"rayqueue.v1.PositionMove"> & {
  * Use `create(PositionMoveSchema)` to create a new message.
  */
 export const PositionMoveSchema: GenMessage<PositionMove> = /*@__PURE__*/
-  messageDesc(file_rayqueue_v1_admin, 23);
+  messageDesc(file_rayqueue_v1_admin, 24);
 
 /**
  * @generated from message rayqueue.v1.DeleteGroupRequest
@@ -792,7 +881,7 @@ export type DeleteGroupRequest = Message<"rayqueue.v1.DeleteGroupRequest"> & {
  * Use `create(DeleteGroupRequestSchema)` to create a new message.
  */
 export const DeleteGroupRequestSchema: GenMessage<DeleteGroupRequest> = /*@__PURE__*/
-  messageDesc(file_rayqueue_v1_admin, 24);
+  messageDesc(file_rayqueue_v1_admin, 25);
 
 /**
  * @generated from message rayqueue.v1.DeleteGroupResponse
@@ -805,7 +894,7 @@ export type DeleteGroupResponse = Message<"rayqueue.v1.DeleteGroupResponse"> & {
  * Use `create(DeleteGroupResponseSchema)` to create a new message.
  */
 export const DeleteGroupResponseSchema: GenMessage<DeleteGroupResponse> = /*@__PURE__*/
-  messageDesc(file_rayqueue_v1_admin, 25);
+  messageDesc(file_rayqueue_v1_admin, 26);
 
 /**
  * @generated from message rayqueue.v1.DescribeClusterRequest
@@ -818,7 +907,7 @@ export type DescribeClusterRequest = Message<"rayqueue.v1.DescribeClusterRequest
  * Use `create(DescribeClusterRequestSchema)` to create a new message.
  */
 export const DescribeClusterRequestSchema: GenMessage<DescribeClusterRequest> = /*@__PURE__*/
-  messageDesc(file_rayqueue_v1_admin, 26);
+  messageDesc(file_rayqueue_v1_admin, 27);
 
 /**
  * @generated from message rayqueue.v1.DescribeClusterResponse
@@ -865,7 +954,7 @@ export type DescribeClusterResponse = Message<"rayqueue.v1.DescribeClusterRespon
  * Use `create(DescribeClusterResponseSchema)` to create a new message.
  */
 export const DescribeClusterResponseSchema: GenMessage<DescribeClusterResponse> = /*@__PURE__*/
-  messageDesc(file_rayqueue_v1_admin, 27);
+  messageDesc(file_rayqueue_v1_admin, 28);
 
 /**
  * @generated from message rayqueue.v1.Broker
@@ -902,7 +991,7 @@ export type Broker = Message<"rayqueue.v1.Broker"> & {
  * Use `create(BrokerSchema)` to create a new message.
  */
 export const BrokerSchema: GenMessage<Broker> = /*@__PURE__*/
-  messageDesc(file_rayqueue_v1_admin, 28);
+  messageDesc(file_rayqueue_v1_admin, 29);
 
 /**
  * Topics, groups and the cluster.

@@ -669,7 +669,8 @@ export const RecordService: GenService<{
     output: typeof ProduceResponseSchema;
   },
   /**
-   * Read partitions of a topic from a place on, without a group. Goes on with what is written later, unless told not to.
+   * Read partitions of a topic from a place on, without a group. Goes on with what is written later,
+   * until the call is cancelled.
    *
    * @generated from rpc rayqueue.v1.RecordService.Fetch
    */
