@@ -52,9 +52,9 @@ class ClusterView(NamedTuple):
     doomed: tuple[PlacedReplica, ...]
     coordinators: Mapping[ReplicaId, str]
     """The coordinator's replicas that were added after the cluster was made, and their brokers."""
-    members: ReplicaSet
+    replica_set: ReplicaSet
     """Of the coordinator's group."""
-    members_version: Index | None
+    replica_set_version: Index | None
     """None while a change of them is not committed."""
     expired: Mapping[str, int]
     """Groups that partitions have still to forget, and up to which generation."""

@@ -98,7 +98,7 @@ class Bodies:
 
     def __init__(self, io: IoThread) -> None:
         self.io = io
-        self.bell = Wakeup()
+        self.wakeup = Wakeup()
         self.begun, self.may_end, self.ended = threading.Event(), threading.Event(), threading.Event()
         self.finished: list[str] = []
         self.seen: list[str] = []
@@ -146,7 +146,7 @@ class Bodies:
     async def rest(self, seconds: float) -> float:
         """How long it was."""
         began_s = time.monotonic()
-        await rest(self.bell, seconds)
+        await rest(self.wakeup, seconds)
         return time.monotonic() - began_s
 
     rest_async = awaiting(rest)
@@ -191,7 +191,7 @@ def test_a_thread_waits_by_blocking(bodies: Bodies) -> None:
     assert bodies.beside() == here
     assert bodies.both() == ("caught wrong", here)
     assert bodies.rest(0.01) >= 0.005
-    bodies.bell.ring()
+    bodies.wakeup.ring()
     assert bodies.rest(60) < 30
     with pytest.raises(InvalidInputError, match="poll_async"):
         bodies.listener()
@@ -220,7 +220,7 @@ def test_a_coroutine_waits_without_blocking(bodies: Bodies) -> None:
         assert turns > before + 10, "the event loop did not go on"
         resting = asyncio.create_task(bodies.rest_async(60))
         await asyncio.sleep(0.01)
-        threading.Thread(target=bodies.bell.ring).start()
+        threading.Thread(target=bodies.wakeup.ring).start()
         assert await asyncio.wait_for(resting, 10) < 10
         counting.cancel()
 
