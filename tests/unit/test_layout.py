@@ -198,6 +198,7 @@ def test_ban_fires_in_each_form(line: str) -> None:
 
 
 @pytest.mark.parametrize("file", ["rayqueue/x.py", "actors/x.py", "client/x.py", "tests/unit/x.py"])
+@pytest.mark.slow
 def test_rays_insides_are_in_one_file(file: str) -> None:
     """By import, which ruff sees."""
     lines = [
@@ -210,6 +211,7 @@ def test_rays_insides_are_in_one_file(file: str) -> None:
         assert not banned(line, "actors/_ray.py")
 
 
+@pytest.mark.slow
 def test_nobody_reaches_for_rays_insides() -> None:
     """By the attributes of what Ray's public interface hands out, which ruff does not see."""
     private = re.compile(r"\bray\._[a-z]|\b(_actor_id|_actor_method|_raylet|global_worker|_global_node)\b")

@@ -123,6 +123,7 @@ def test_text_comes_back_and_what_is_no_unicode_is_refused(text: str) -> None:
 
 
 @given(number=st.integers(-(2**63), 2**63 - 1), lines=st.lists(st.text(), max_size=5))
+@pytest.mark.slow
 def test_models_come_back(number: int, lines: list[str]) -> None:
     forms: list[tuple[Form[Any], Any]] = [
         (values.model(Data), Data(number, lines)),
@@ -173,6 +174,7 @@ def outcome(form: Form[Any], data: bytes) -> str:
 
 
 @pytest.mark.parametrize("form", [form for form, _ in FORMS], ids=lambda form: form.name)
+@pytest.mark.slow
 def test_hostile_bytes_are_a_value_or_an_exception_and_soon(form: Form[Any]) -> None:
     for data in hostile():
         began_s = time.process_time()
@@ -182,6 +184,7 @@ def test_hostile_bytes_are_a_value_or_an_exception_and_soon(form: Form[Any]) -> 
 
 @settings(max_examples=200)
 @given(st.binary(max_size=60))
+@pytest.mark.slow
 def test_any_bytes_are_a_value_or_an_exception(data: bytes) -> None:
     for form, _ in FORMS:
         assert outcome(form, data)

@@ -39,6 +39,7 @@ def interrupted(_: float) -> None:
     raise KeyboardInterrupt
 
 
+@pytest.mark.slow
 def test_the_plan_is_shown_and_nothing_begins_without_a_yes(rq: memory.MemoryQueue) -> None:
     told = run(app, ["rebalance", "--dry-run"])
     assert told.exit_code == 0

@@ -200,6 +200,7 @@ def test_a_thousand_partitions_and_a_hundred_members_take_no_time(topics: int, e
 
 @settings(max_examples=60, deadline=None)
 @given(situation=situations(most=20))
+@pytest.mark.slow
 def test_range_and_roundrobin_are_what_walking_over_everybody_finds(
     situation: tuple[Wishes, dict[str, int], Had],
 ) -> None:

@@ -60,6 +60,7 @@ def guarded(rq: memory.MemoryQueue, start: Callable[..., Gateway]) -> Iterator[t
         yield rest, keys
 
 
+@pytest.mark.slow
 def test_the_app_has_the_routes_of_the_table_and_public_pages_and_nothing_else(gateway: Gateway) -> None:
     app = make_app(gateway)
     there = {getattr(route, "path", "") for route in app.routes}

@@ -65,6 +65,7 @@ def test_a_new_key_is_refused_before_a_younger_one_is_forgotten(
     assert there(rq) == [3]
 
 
+@pytest.mark.slow
 def test_there_is_room_for_new_keys_once_old_ones_may_be_forgotten(
     rq: memory.MemoryQueue, start: Callable[..., Gateway], asking: Callable[[Gateway], Ask]
 ) -> None:

@@ -266,6 +266,7 @@ def test_a_first_poll_that_fails_leaves_no_session_behind(
     wait_for(lambda: len(gateway._sessions) == 0, "the session to be closed", 10)
 
 
+@pytest.mark.slow
 def test_a_deadline_shorter_than_the_first_wait_gets_the_session(
     records: Any, admin: Any, gateway: Gateway, rq: memory.MemoryQueue
 ) -> None:
@@ -621,6 +622,7 @@ def test_a_stream_ends_when_its_key_is_revoked(rq: memory.MemoryQueue, start: Ca
 
 
 @pytest.mark.parametrize("how", ["revoked", "grant taken back"])
+@pytest.mark.slow
 def test_a_stream_without_credit_ends_when_its_key_may_not_any_more(
     rq: memory.MemoryQueue, start: Callable[..., Gateway], how: str
 ) -> None:

@@ -28,6 +28,7 @@ def stub_of(channel: grpc.Channel, kind: Any = AdminServiceStub) -> Any:
     return kind(channel)
 
 
+@pytest.mark.slow
 def test_tls_for_rest_and_grpc(rq: memory.MemoryQueue, start: Callable[..., Gateway], tmp_path: Path) -> None:
     ca = trustme.CA()
     issued = ca.issue_cert("localhost", "127.0.0.1")

@@ -56,6 +56,7 @@ def test_the_bytes_are_those_of_each_record_on_its_own(deliveries: Deliveries) -
 
 
 @given(_deliveries())
+@pytest.mark.slow
 def test_what_is_kept_of_an_answer_tells_the_same(deliveries: Deliveries) -> None:
     written = deliveries.result()
     kept = packed(spans_of(written))

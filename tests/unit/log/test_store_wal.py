@@ -140,6 +140,7 @@ def test_a_full_file_is_emptied_into_lmdb(tmp_path: Path) -> None:
     store.close()
 
 
+@pytest.mark.slow
 def test_a_full_disk_loses_nothing_that_was_persisted(tmp_path: Path) -> None:
     options = LmdbOptions(cache_bytes=0, map_bytes=1 << 20, max_bytes=2 << 20, wal_bytes=16 << 10)
     store = LmdbStore.create(tmp_path / "r", GROUP, NODE, options, schema=PARTITION)

@@ -58,6 +58,7 @@ def test_fetched(high_watermark: int, start: int, batches: list[tuple[int, int, 
 
 @relaxed
 @given(st.lists(st.tuples(u64, u32, st.binary(max_size=200)), max_size=5), cursors)
+@pytest.mark.slow
 def test_an_answer_says_where_to_continue(batches: list[tuple[int, int, bytes]], then: tuple[Cursor, ...]) -> None:
     answer = decode_fetched(memoryview(b"".join(encode_fetched(9, 1, batches, then))))
     assert answer.cursors == then

@@ -36,6 +36,7 @@ frames = st.lists(
 
 @relaxed
 @given(frames, st.lists(st.integers(1, 3000), max_size=40), st.integers(1, 9000))
+@pytest.mark.slow
 def test_however_it_is_cut_the_same_frames_come_out(
     sent: list[tuple[int, int, bytes]], sizes: list[int], buffer_bytes: int
 ) -> None:

@@ -273,6 +273,7 @@ def test_arbitrary_bodies(kind: int, body: bytes, to_dialer: bool) -> None:
 
 @relaxed
 @given(st.data())
+@pytest.mark.slow
 def test_a_changed_bit_anywhere_ends_it(data: st.DataObject) -> None:
     dial, accept = dialer(), acceptor()
     which = data.draw(st.integers(0, 3))

@@ -31,6 +31,7 @@ from tests.unit.raft.tcp_net import (
 # -- messages ---------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_ten_thousand_messages_each_way_in_order(net: Net) -> None:
     a, b = net.pair()
     count = 10_000

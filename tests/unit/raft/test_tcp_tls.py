@@ -43,6 +43,7 @@ def authority() -> trustme.CA:
 
 
 @pytest.mark.parametrize("check", [True, False], ids=["mutual", "encrypted only"])
+@pytest.mark.slow
 def test_tls(net: Net, tmp_path: Path, authority: trustme.CA, check: bool) -> None:
     a = net.node(A, tls=certificates(tmp_path, "a", authority, check=check))
     b = net.node(B, tls=certificates(tmp_path, "b", authority, check=check))

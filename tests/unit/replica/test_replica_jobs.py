@@ -535,6 +535,7 @@ def test_what_waits_too_long_is_answered(rq: memory.MemoryQueue) -> None:
     assert len(worker.get(2, least_jobs=2).jobs) == 2
 
 
+@pytest.mark.slow
 def test_delays_times_to_live_and_dedupe_ids(rq: memory.MemoryQueue) -> None:
     worker = make(rq)
     put(rq, b"late", delay_ms=1_500)

@@ -31,6 +31,7 @@ def _consumer(
     )
 
 
+@pytest.mark.slow
 def test_every_dead_task_is_told_of_however_many_there_are(
     rq: memory.MemoryQueue, monkeypatch: pytest.MonkeyPatch
 ) -> None:

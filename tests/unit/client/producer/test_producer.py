@@ -566,6 +566,7 @@ def test_after_a_topic_was_made_again_records_go_to_the_new_one(make: Make) -> N
         producer.send("orders", b"x", partition=1)
 
 
+@pytest.mark.slow
 def test_a_producer_that_is_dropped_says_what_it_drops(caplog: pytest.LogCaptureFixture) -> None:
     producer = Producer(silent())
     producer.send("orders", b"x")

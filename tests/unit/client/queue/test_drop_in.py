@@ -535,6 +535,7 @@ def test_an_acknowledgement_whose_answer_takes_too_long_loses_no_item() -> None:
         assert q.get(timeout=10) == "kept"
 
 
+@pytest.mark.slow
 def test_a_lease_whose_answer_is_lost_is_given_back_at_once() -> None:
     settings = Settings(client={"call_timeout_ms": 300, "retry_min_ms": 1, "retry_max_ms": 5})
     with memory.connect(settings=settings) as rq:

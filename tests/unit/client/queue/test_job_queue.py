@@ -729,6 +729,7 @@ def test_a_lease_whose_answer_was_lost_is_asked_for_again() -> None:
         assert _size(queue) == (0, 0, 0, 0)
 
 
+@pytest.mark.slow
 def test_a_lease_whose_answer_was_lost_goes_back_if_nobody_wants_it_any_more() -> None:
     with memory.connect(settings=_SOON_MISSED) as rq:
         queue, other = rq.queue("q", lease_ms=600_000), rq.queue("q")

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from concurrent.futures import Future
 
+import pytest
+
 from rayqueue.client.queue.job import Grant, Job, explained
 from rayqueue.client.queue.settling import (
     CALL_BYTES,
@@ -101,6 +103,7 @@ def test_one_call_has_no_more_jobs_than_it_may() -> None:
     assert _calls([]) == []
 
 
+@pytest.mark.slow
 def test_one_call_has_no_more_bytes_than_it_may() -> None:
     heard = _Heard()
     endings = [heard.ending("ack", 2**63 - 1, 2**63 - 1 - each, result=b"r" * 30_000) for each in range(60)]
