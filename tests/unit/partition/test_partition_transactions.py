@@ -24,6 +24,7 @@ from rayqueue.errors import (
 from rayqueue.ids import Offset
 from rayqueue.partition import (
     Admission,
+    CommittedRead,
     Ended,
     PartitionSettings,
     Staged,
@@ -496,7 +497,7 @@ def test_one_read_jumps_over_so_many_aborted_runs_and_says_where_it_stopped(
         log.apply(batch(lane=1))
     log.apply(batch())
     end = log.partition.next_offset
-    reads = []
+    reads: list[CommittedRead] = []
     cursors = [Cursor(lane, 0) for lane in range(lanes)]
     while not reads or reads[-1].is_cut:
         with log.snapshot() as snapshot:
