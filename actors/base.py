@@ -38,8 +38,9 @@ import shutil
 import sys
 import time
 import warnings
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, NoReturn, TypeVar
@@ -61,6 +62,7 @@ from rayqueue.errors import (
 from rayqueue.ids import GroupId, ReplicaId
 from rayqueue.net.backoff import longest_s
 from rayqueue.net.endpoint import Endpoint
+from rayqueue.net.lasting import lasting
 from rayqueue.net.requests import in_time
 
 if TYPE_CHECKING:
@@ -182,11 +184,14 @@ class ReplicaActor(Generic[ReplicaT]):
 
         spec = self._spec
         self._look_for_peers = asyncio.Event()
-        self._meeting = self._loop.create_task(self._meet_peers(replica))
-        self._reporting = self._loop.create_task(report_metrics(replica, spec.group_id, spec.replica_id))
-        watching = report_damage(replica, spec.group_id, spec.replica_id, spec.settings)
-        self._watching = self._loop.create_task(watching)
-        self._titled = self._loop.create_task(keep_title(replica))
+        named = spec.group_id, spec.replica_id
+        self._meeting = self._lasting(partial(self._meet_peers, replica), "meeting peers")
+        self._reporting = self._lasting(partial(report_metrics, replica, *named), "reporting metrics")
+        self._watching = self._lasting(partial(report_damage, replica, *named, spec.settings), "watching for damage")
+        self._titled = self._lasting(partial(keep_title, replica), "keeping the title")
+
+    def _lasting(self, work: Callable[[], Coroutine[Any, Any, None]], what: str) -> asyncio.Task[None]:
+        return self._loop.create_task(lasting(work, what))
 
     def __repr__(self) -> str:
         """Ray asks once, when the actor has started, and shows this in the dashboard and before its log lines for as

@@ -429,7 +429,9 @@ class ClusterSettings(Section):
     max_transaction_timeout_ms: Positive = Field(
         default=900_000, description="the longest time that a producer may give its transactions"
     )
-    max_transactional_ids: Positive = Field(default=10_000, description="transactional ids, with those not in use")
+    max_transactional_ids: Positive = Field(
+        default=10_000, description="transactional ids, with those not in use; the longest unused makes room"
+    )
     max_transaction_participants: Annotated[Positive, Field(le=10_000)] = Field(
         default=1_000, description="partitions that one transaction may touch"
     )

@@ -322,6 +322,8 @@ class InitTransactions(Command, frozen=True):
     now_ms: int
     max_ids: int = 0
     """With so many a new id takes the place of one that could be lent. 0 in logs of before: no such limit."""
+    evict: str = ""
+    """An id that makes room, unless something is still to be done of it."""
 
 
 class EndTransaction(Command, frozen=True):
@@ -360,6 +362,14 @@ class ExpireTransactionalIds(Command, frozen=True):
     retention_ms: int
 
 
+class ForgetTransactionalId(Command, frozen=True):
+    """Forget an id that this attempt has, unless a commit of it is still to be told. Answers whether it is gone."""
+
+    transactional_id: str
+    attempt: str
+    now_ms: int
+
+
 class JoinWrite(Command, frozen=True):
     """A task's transaction. Answers ``Transaction``, or ``TransactionAbortedError`` if its write is over."""
 
@@ -369,6 +379,8 @@ class JoinWrite(Command, frozen=True):
     timeout_ms: int
     owner: str
     now_ms: int
+    evict: str = ""
+    """As for ``InitTransactions``."""
 
 
 class EndWrite(Command, frozen=True):
@@ -423,6 +435,7 @@ AnyCommand = (
     | AbortTransactions
     | FinishTransactions
     | ExpireTransactionalIds
+    | ForgetTransactionalId
     | JoinWrite
     | EndWrite
 )

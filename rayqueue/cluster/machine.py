@@ -42,6 +42,7 @@ from rayqueue.cluster.commands import (
     FinishMove,
     FinishTransactions,
     ForgetBroker,
+    ForgetTransactionalId,
     GroupsForgotten,
     InitTransactions,
     JoinWrite,
@@ -270,6 +271,7 @@ class ClusterMachine:
                 | AbortTransactions()
                 | FinishTransactions()
                 | ExpireTransactionalIds()
+                | ForgetTransactionalId()
                 | JoinWrite()
                 | EndWrite()
             ):
@@ -284,6 +286,7 @@ class ClusterMachine:
         | AbortTransactions
         | FinishTransactions
         | ExpireTransactionalIds
+        | ForgetTransactionalId
         | JoinWrite
         | EndWrite,
     ) -> Any:
@@ -298,6 +301,8 @@ class ClusterMachine:
                 return transactions.end(command, catalog.now_ms)
             case AbortTransactions():
                 return transactions.abort(command, catalog.now_ms)
+            case ForgetTransactionalId():
+                return transactions.forget(command)
             case JoinWrite():
                 return self._writes.join(command, catalog.now_ms)
             case EndWrite():
