@@ -165,6 +165,13 @@ class Gateway:
             "grpc": f"{self.settings.host}:{self.grpc_port}",
         }
 
+    async def ended(self, stopping: asyncio.Event) -> None:
+        """Until it is to be stopped, or a listener has ended by itself."""
+        assert self._serving is not None  # noqa: S101  # it was started
+        told = asyncio.ensure_future(stopping.wait())
+        await asyncio.wait((told, self._serving), return_when=asyncio.FIRST_COMPLETED)
+        told.cancel()
+
     async def stop(self) -> None:
         """In good order: no new requests; those that wait are answered at once, those at work if they end within
         ``drain_timeout_ms``; sessions leave their groups."""
@@ -228,6 +235,10 @@ class GatewayThread:
                 self._loop.call_soon_threadsafe(self._stopping.set)
         self._thread.join(stops_within_s(self._settings))
 
+    @property
+    def alive(self) -> bool:
+        return self._thread.is_alive()
+
     def __enter__(self) -> Gateway:
         return self.start()
 
@@ -260,6 +271,6 @@ class GatewayThread:
             await gateway.start()
             self.gateway = gateway
             self._started.set()
-            await self._stopping.wait()
+            await gateway.ended(self._stopping)
         finally:
             await gateway.stop()
