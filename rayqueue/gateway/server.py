@@ -68,6 +68,18 @@ def check_bind(settings: GatewaySettings, *, keys: bool) -> None:
         )
 
 
+def tls_of(settings: GatewaySettings) -> ssl.SSLContext | None:
+    """``ConfigError`` if its files cannot be used."""
+    if settings.tls_cert_path is None:
+        return None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    try:
+        context.load_cert_chain(settings.tls_cert_path, settings.tls_key_path)
+    except OSError as error:  # ssl.SSLError is one, too
+        raise ConfigError(f"{settings.tls_cert_path} and its key cannot be used: {error}") from None
+    return context
+
+
 def stops_within_s(settings: GatewaySettings) -> float:
     """What is under way may take the time to drain, and what was accepted as long again until it is written."""
     return settings.drain_timeout_ms / 1000 * 2 + _LEAVE_S
@@ -126,7 +138,7 @@ class Gateway:
             make_app(self),
             host=settings.host,
             port=settings.rest_port,
-            http=protocol_of(settings, self.limits.connections),
+            http=protocol_of(settings, self.limits.connections, tls_of(settings)),
             ws="none",
             lifespan="off",
             log_config=None,
@@ -135,9 +147,6 @@ class Gateway:
             proxy_headers=False,
             timeout_keep_alive=settings.idle_timeout_ms // 1000 or 1,
             timeout_graceful_shutdown=settings.drain_timeout_ms / 1000,  # type: ignore[arg-type]  # it may be less than 1
-            ssl_certfile=settings.tls_cert_path,
-            ssl_keyfile=settings.tls_key_path,
-            ssl_version=ssl.PROTOCOL_TLS_SERVER,
         )
         server = self._http = uvicorn.Server(config)
         self._serving = asyncio.get_running_loop().create_task(_serve(server))

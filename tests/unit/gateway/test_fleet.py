@@ -8,7 +8,7 @@ import pytest
 import trustme
 
 from rayqueue.actors.keeper.nodes import RayNode
-from rayqueue.config import GatewaySettings
+from rayqueue.config import ClientSettings, GatewaySettings, Settings
 from rayqueue.errors import RayQueueError
 from rayqueue.gateway.actor import GatewayActor
 from rayqueue.gateway.keys import TOPIC as KEYS
@@ -55,8 +55,13 @@ def test_so_many_spread_over_the_nodes() -> None:
 
 
 @pytest.mark.slow
-def test_a_start_at_a_bad_moment_is_repeated(rq: memory.MemoryQueue, tmp_path: Path) -> None:
+def test_a_start_at_a_bad_moment_is_repeated(tmp_path: Path) -> None:
     """As when it and the leader of the keys are killed together: Ray repeats the start of a process, and no more."""
+    with memory.connect(settings=Settings(client=ClientSettings(call_timeout_ms=2000))) as rq:
+        repeated(rq, tmp_path)
+
+
+def repeated(rq: memory.MemoryQueue, tmp_path: Path) -> None:
     issued = trustme.CA().issue_cert("127.0.0.1")
     cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
     issued.private_key_pem.write_to_path(key)
