@@ -462,7 +462,7 @@ class GatewaySettings(Section):
     max_connections: Positive = Field(default=1024, description="connections of REST at a time")
     max_connections_per_source: Positive = Field(default=256, description="the same for those from one address")
     max_streams_per_caller: Positive = Field(
-        default=64, description="sessions, tails and gRPC streams of one key, or one address, at a time"
+        default=64, description="sessions, tails and gRPC streams of one key at a time; without keys, of all callers"
     )
     requests_per_s: Positive = Field(default=5000, description="requests of one key, or from one address")
     bytes_per_s: Positive = Field(default=256 * MIB, description="bytes of requests of one key, or from one address")

@@ -101,7 +101,8 @@ class WorkQueues(QueueServiceServicer):
         timeout_ms = first.open.timeout_ms or settings.session_timeout_ms
         if not 1000 <= timeout_ms <= 600_000:
             raise InvalidInputError("a stream's timeout is from 1,000 to 600,000 ms")
-        await _Stream(self, rpc, first.open, timeout_ms).run(reading)
+        with self._gateway.limits.streams.held(rpc.caller.name):
+            await _Stream(self, rpc, first.open, timeout_ms).run(reading)
 
     # -- leases -----------------------------------------------------------------------------------
 

@@ -146,8 +146,9 @@ class Records(RecordServiceServicer):
             return True
 
         try:
-            through = await self._gateway.drain.unless_begun(read(), False)
-            await asyncio.gather(*tasks)
+            with self._gateway.limits.streams.held(rpc.caller.name):
+                through = await self._gateway.drain.unless_begun(read(), False)
+                await asyncio.gather(*tasks)
             if not through:
                 raise closing()
         except asyncio.CancelledError:

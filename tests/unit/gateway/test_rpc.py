@@ -19,6 +19,7 @@ import httpx
 import pytest
 from google.rpc import error_details_pb2
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 from grpc_status import rpc_status
 
@@ -36,6 +37,7 @@ from rayqueue.gateway.server import Gateway
 from rayqueue.gateway.sessions import Session
 from rayqueue.testing import memory, wait_for
 
+STREAMS = [method for service in SERVICES for method in service.methods if method.server_streaming]
 ROOT = Path(__file__).resolve().parents[3]
 
 
@@ -292,7 +294,7 @@ def test_a_deadline_and_a_cancellation_end_a_call(records: Any, admin: Any, gate
     with pytest.raises(grpc.RpcError) as told:
         list(stream)
     assert told.value.code() == grpc.StatusCode.CANCELLED
-    wait_for(lambda: gateway.limits.streams._held.get("open 127.0.0.1", 0) == 0, "the stream's place to be free")
+    wait_for(lambda: not gateway.limits.streams._held, "the stream's place to be free")
 
 
 def test_admin_says_what_rest_says(admin: Any, records: Any) -> None:
@@ -326,6 +328,56 @@ def test_health_and_reflection(channel: grpc.Channel) -> None:
         assert told.status == health_pb2.HealthCheckResponse.SERVING
     names = ProtoReflectionDescriptorDatabase(channel).get_services()
     assert {each.full_name for each in SERVICES} <= set(names)
+
+
+@pytest.mark.slow
+def test_each_stream_takes_one_place_and_a_session_one(rq: memory.MemoryQueue, start: Callable[..., Gateway]) -> None:
+    rq.create_topic("orders")
+    rq.create_topic("emails", queue=True)
+    token, key = KeyStore(rq).create("all", ["*:*:*"])
+    gateway = start(max_streams_per_caller=4)
+    metadata = [("authorization", f"Bearer {token.text}")]
+    sent, produced, worked = Sent(), Sent(), Sent()
+    sent.put(join=pb.Join(group="h", topics=["orders"], credit=3))
+    worked._waiting.put(queues_pb2.StreamJobsRequest(open=queues_pb2.OpenJobs(queue="emails", credit=1)))
+    with grpc.insecure_channel(f"127.0.0.1:{gateway.grpc_port}") as channel:
+        records, jobs = stub_of(RecordServiceStub, channel), stub_of(QueueServiceStub, channel)
+        streams = [
+            records.Fetch(pb.FetchRequest(topic="orders"), metadata=metadata),
+            records.Subscribe(iter(sent), metadata=metadata),
+            records.Produce(iter(produced), metadata=metadata),
+            jobs.StreamJobs(iter(worked), metadata=metadata),
+        ]
+        assert {each.name for each in STREAMS} == {"Fetch", "Subscribe", "Produce", "StreamJobs"}
+        wait_for(lambda: gateway.limits.streams._held == {key.key_id: 4}, "a place for each")
+        assert not any(each.done() for each in streams)
+        again = records.Fetch(pb.FetchRequest(topic="orders"), metadata=metadata)
+        assert refused(lambda: next(again)) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "rate_limited")
+        for each in streams:
+            each.cancel()
+        wait_for(lambda: not gateway.limits.streams._held, "all to be free")
+    for each in (sent, produced, worked):
+        each.end()
+
+
+@pytest.mark.slow
+def test_streams_that_need_no_key_are_counted_and_end_when_nothing_is_said(start: Callable[..., Gateway]) -> None:
+    gateway = start(idle_timeout_ms=1500, slow_timeout_ms=1500, max_streams_per_caller=3)
+    asked: queue.Queue[Any] = queue.Queue()
+    with grpc.insecure_channel(f"127.0.0.1:{gateway.grpc_port}") as channel:
+        health: Any = health_pb2_grpc.HealthStub(channel)
+        reflection: Any = reflection_pb2_grpc.ServerReflectionStub(channel)
+        watches = [health.Watch(health_pb2.HealthCheckRequest()) for _ in range(2)]
+        asked.put(reflection_pb2.ServerReflectionRequest(list_services=""))
+        told = reflection.ServerReflectionInfo(iter(asked.get, None))
+        assert next(told).list_services_response.service
+        assert all(next(each).status == health_pb2.HealthCheckResponse.SERVING for each in watches)
+        more = health.Watch(health_pb2.HealthCheckRequest())
+        assert refused(lambda: next(more)) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "rate_limited")
+        for each in (*watches, told):
+            assert refused(lambda stream=each: next(stream)) == (grpc.StatusCode.FAILED_PRECONDITION, "session_gone")
+        assert not gateway.limits.streams._held
+    asked.put(None)
 
 
 @pytest.mark.slow
