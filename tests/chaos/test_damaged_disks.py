@@ -11,12 +11,16 @@ import pytest
 import ray
 
 import rayqueue
+from rayqueue.actors.keeper.home import ABANDONED
 from rayqueue.actors.names import actor_name
+from rayqueue.client.recovery import SKIPPED
 from rayqueue.config import Settings
+from rayqueue.errors import DeliveryFailedError
 from rayqueue.ids import ReplicaId
 from rayqueue.log.lmdb_file import DATA_FILE
+from rayqueue.log.waymark import read_waymark
 from rayqueue.testing import wait_for
-from tests.chaos.test_replacement import PATIENCE_S, group_of, killed, only, read_back, traffic, whole
+from tests.chaos.test_replacement import PATIENCE_S, group_of, killed, only, read_back, traffic, whole, wipe
 from tests.chaos.traffic import Record, step
 from tests.integration.ray_clusters import ray_cluster
 
@@ -90,4 +94,73 @@ def test_a_flipped_bit_in_cold_data_and_a_restored_disk_beside_a_killed_leader(
         assert found == sorted(found), "in order"
         assert set(sending.acked) <= set(found), "nothing acknowledged is lost"
         assert len(set(found)) == len(found), "nothing is doubled"
+        rq.shutdown()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("how", ["a flipped bit", "a deleted directory"])
+def test_an_only_replica_that_is_lost_begins_anew_and_gives_no_offset_twice(tmp_path: Path, how: str) -> None:
+    scrub = {"scrub_bytes_per_second": 50 << 20, "scrub_every_ms": 500}
+    with ray_cluster("b1"):
+        rq = rayqueue.connect(settings=Settings(data_dir=tmp_path, log=scrub, client={"call_timeout_ms": 3000}))
+        rq.create_topic("orders", replication=1)
+        with rq.producer() as producer:
+            for _ in range(30):
+                producer.send("orders", COLD).result(timeout_ms=60_000)
+        (path,) = (each for each in tmp_path.rglob("r1") if each.is_dir() and "orders" in str(each))
+        wait_for(lambda: read_waymark(path).records == 30, "the mark", PATIENCE_S)
+        if how == "a flipped bit":
+            wait_for(lambda: COLD in (path / DATA_FILE).read_bytes(), "a record in LMDB's file", PATIENCE_S)
+            flip(path / DATA_FILE)
+        else:
+            wipe(tmp_path, group_of(rq), "r1")
+        lost = wait_for(lambda: rq.cluster().lost, "it to be reported", PATIENCE_S)
+        assert [each.replica_id for each in lost] == ["r1"]
+        told = wait_for(lambda: [each.why for each in rq.cluster().waiting], "what to do", PATIENCE_S)
+        assert "no copy is left" in told[0]
+        assert "rayqueue recover orders 0 --unsafe" in told[0]
+        if how == "a deleted directory":
+            assert "before offset 30 were acknowledged" in told[0]
+
+        plan = rq.recover_partition("orders", 0)
+        assert (plan.survivor, plan.begins_at, plan.done) == ("", 2 * SKIPPED, None)
+        assert (plan.kept_records, plan.known_lost_records) == (0, 30)
+        why = "checksum" if how == "a flipped bit" else "offset 30 were acknowledged"
+        with pytest.raises(DeliveryFailedError, match=why), rq.producer(delivery_timeout_ms=4_000) as producer:
+            producer.send("orders", b"nobody leads")
+        done = rq.recover_partition("orders", 0, unsafe=True, begin_at=plan.begins_at)
+        assert done.done is not None
+        wait_for(lambda: all(each.settled for each in rq.cluster().recoveries), "the new one to lead", PATIENCE_S)
+        (replica,) = only(rq).replicas
+        assert (replica.replica_id, replica.broker) == (done.survivor, "b1")
+        with rq.producer() as producer:
+            for number in range(10):
+                sent = producer.send("orders", b"%d" % number).result(timeout_ms=60_000)
+                assert sent.offset == 2 * SKIPPED + number
+        assert read_back(rq, 10) == list(range(10))
+        wait_for(lambda: not rq.cluster().lost, "nothing to be lost any more", PATIENCE_S)
+        if how == "a flipped bit":
+            kept = tmp_path / ABANDONED / f"{group_of(rq)}.r1"
+            wait_for(kept.exists, "what is left to be set aside", PATIENCE_S)
+        (recovery,) = rq.cluster().recoveries
+        assert recovery.begins_at == 2 * SKIPPED
+        assert "30" in recovery.said
+        rq.shutdown()
+
+
+@pytest.mark.long
+def test_the_directory_of_an_only_replica_is_brought_back(tmp_path: Path) -> None:
+    with ray_cluster("b1"):
+        rq = rayqueue.connect(data_dir=tmp_path)
+        rq.create_topic("orders", replication=1)
+        with rq.producer() as producer:
+            for number in range(20):
+                producer.send("orders", b"%d" % number).result(timeout_ms=60_000)
+        with killed(tmp_path, group_of(rq), "r1") as path:
+            path.rename(path.with_name("elsewhere"))
+        wait_for(lambda: rq.cluster().lost, "it to be reported", PATIENCE_S)
+        path.with_name("elsewhere").rename(path)
+        wait_for(lambda: not rq.cluster().lost, "it to be found", PATIENCE_S)
+        assert only(rq).replicas[0].replica_id == "r1"
+        assert read_back(rq, 20) == list(range(20))
         rq.shutdown()
