@@ -27,6 +27,7 @@ from tests.integration.ray_clusters import ray_cluster
 pytestmark = pytest.mark.timeout(300)
 
 COLD = b"written first, and read by nobody"
+PAGE, P_LEAF = 4096, 0x02
 
 
 def flip(file: Path) -> None:
@@ -94,6 +95,39 @@ def test_a_flipped_bit_in_cold_data_and_a_restored_disk_beside_a_killed_leader(
         assert found == sorted(found), "in order"
         assert set(sending.acked) <= set(found), "nothing acknowledged is lost"
         assert len(set(found)) == len(found), "nothing is doubled"
+        rq.shutdown()
+
+
+def zero_a_page(file: Path) -> None:
+    """In the middle of the index of batches: LMDB ends whoever walks over it."""
+    data = file.read_bytes()
+    found: list[int] = []
+    for at in range(2 * PAGE, len(data), PAGE):
+        flags, lower = (int.from_bytes(data[at + each : at + each + 2], "little") for each in (10, 12))
+        if flags == P_LEAF and lower > 100 and COLD not in data[at : at + PAGE]:
+            found.append(at)
+    with file.open("r+b") as writing:
+        writing.seek(found[len(found) // 2])
+        writing.write(bytes(PAGE))
+
+
+@pytest.mark.long
+def test_a_replica_whose_every_process_is_ended_by_its_file_is_rebuilt(tmp_path: Path) -> None:
+    scrub = {"scrub_bytes_per_second": 50 << 20, "scrub_every_ms": 200}
+    with ray_cluster("b1", "b2", "b3"):
+        rq = rayqueue.connect(settings=Settings(data_dir=tmp_path, log=scrub))
+        rq.create_topic("orders", replication=3)
+        with rq.producer(linger_ms=0) as producer:
+            for _ in range(1500):
+                producer.send("orders", COLD).result(timeout_ms=60_000)
+        wait_for(lambda: whole(rq), "three replicas", PATIENCE_S)
+        victim = next(each.replica_id for each in only(rq).replicas if each.role == "follower")
+        with killed(tmp_path, group_of(rq), victim) as path:
+            zero_a_page(path / DATA_FILE)
+        wait_for(lambda: victim not in {each.replica_id for each in only(rq).replicas}, "another one", PATIENCE_S)
+        wait_for(lambda: only(rq).in_sync == 3, "three replicas in sync", PATIENCE_S)
+        (lost,) = (each.text for each in rq.events() if each.kind == "replica_lost")
+        assert f"{victim}: whoever reads the store is ended by it: SIGABRT" in lost
         rq.shutdown()
 
 

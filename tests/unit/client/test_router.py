@@ -264,7 +264,7 @@ def test_a_fetcher_that_is_cancelled_by_others_goes_on_and_one_that_breaks_says_
 
 
 def test_who_finds_no_leader_is_told_what_the_replicas_say(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Of a partition with one copy nobody else will ever lead: that nobody leads now is not all that there is to say."""
+    """Of a partition with one copy nobody else will ever lead: that nobody leads now is not all that is to be said."""
 
     async def test(world: World, routes: ClusterRoutes) -> None:
         world.make(1, "r1", "r2", "r3", led=False)
