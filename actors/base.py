@@ -206,13 +206,16 @@ class ReplicaActor(Generic[ReplicaT]):
         raise NotImplementedError
 
     def _make_data(self) -> None:
+        if self._spec.create and not self._spec.path.exists() and self._never_made():
+            self._create()
+
+    def _create(self) -> None:
         from rayqueue.raft.replica_set import ReplicaSet
         from rayqueue.replica.start import create_replica
 
         spec = self._spec
-        if spec.create and not spec.path.exists() and self._never_made():
-            members = None if spec.voters is None else ReplicaSet.of(spec.voters)
-            create_replica(spec.path, spec.group_id, spec.replica_id, members, spec.settings)
+        members = None if spec.voters is None else ReplicaSet.of(spec.voters)
+        create_replica(spec.path, spec.group_id, spec.replica_id, members, spec.settings)
 
     def _never_made(self) -> bool:
         """Whether this replica, which has no data, certainly never had any."""

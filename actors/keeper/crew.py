@@ -39,7 +39,7 @@ from rayqueue.actors.names import PREFIX, actor_name
 from rayqueue.actors.partition_actor import PartitionSpec
 from rayqueue.actors.ray_calls import FAILURES
 from rayqueue.actors.start import start_actor, start_coordinator
-from rayqueue.cluster.commands import RecoverySettled, ReplicaLost, ReplicasMade
+from rayqueue.cluster.commands import RecoverySettled, ReplicaFound, ReplicaLost, ReplicasMade
 from rayqueue.cluster.recoveries import Recovery
 from rayqueue.config import Settings
 from rayqueue.errors import (
@@ -68,6 +68,7 @@ _READY_S = 5.0
 _START_S = 10.0
 _CLOSE_S = 10.0
 _ERASE_S = 60.0
+_FIND_AGAIN_S = 5.0
 _FREE_NAME_S = 5.0
 _FREE_NAME_AGAIN_S = 0.02
 
@@ -180,6 +181,7 @@ class Crew:
             return lambda: start_coordinator(coordinator, ray_node_id=home.ray_node)
         info, partition = partitions[key.group_id]
         recovery = self.recoveries.get(key.group_id)
+        surviving = recovery if recovery is not None and recovery.survivor == key.replica_id else None
         spec = PartitionSpec(
             key.group_id,
             key.replica_id,
@@ -187,7 +189,8 @@ class Crew:
             create=create,
             voters=_first_voters(partition, key.replica_id),
             epoch=0 if recovery is None else recovery.epoch,
-            alone=recovery is not None and not recovery.settled and recovery.survivor == key.replica_id,
+            alone=surviving is not None and not surviving.settled,
+            begins_at=None if surviving is None else surviving.begins_at,
             host=home.host,
             directory=home.directory,
             partition=PartitionSettings.of(info.settings, info.version),
@@ -264,6 +267,21 @@ class Crew:
         else:
             return False
         return True
+
+    async def find_again(self, key: ReplicaKey) -> bool:
+        """A partition's only replica was reported as lost. If its disk is back, it serves, and that is written down."""
+        try:
+            status: Status = await in_time((await self._hands.handle(key)).status.remote(), _READY_S)
+        except FAILURES:
+            well = False
+        else:
+            well = status.role == "leader" and status.damaged is None and status.doubted is None
+        if well:
+            _log.warning("%s %s serves again", *key)
+            await self._hands.change(ReplicaFound(*key))
+        else:
+            await asyncio.sleep(_FIND_AGAIN_S)
+        return well
 
     async def _configure(self, info: TopicInfo, partition: PartitionInfo, version: int) -> None:
         """Tell the partition's leader, whoever that is."""

@@ -45,7 +45,7 @@ from rayqueue.cluster.commands import (
 )
 from rayqueue.cluster.moves import Reason
 from rayqueue.cluster.placement import AliveBroker
-from rayqueue.cluster.repairs import forgettable
+from rayqueue.cluster.repairs import forgettable, only_and_lost
 from rayqueue.ids import GroupId, ReplicaId
 from rayqueue.net.requests import in_time
 from rayqueue.partition.commands import expire_groups_command
@@ -165,6 +165,8 @@ class Keeper:
         for recovery in view.recoveries.values():
             if not recovery.settled:
                 self._hands.begin(("recover", recovery.group_id), self._crew.recover(recovery))
+        for key in only_and_lost(view):
+            self._hands.begin(("found", key), self._crew.find_again(ReplicaKey(GroupId(key[0]), ReplicaId(key[1]))))
         behind = self._behind(view)
         await self._crew.act([*self._own.wanted(view), *self._replicas(view)], view, self._doomed(view), behind)
 

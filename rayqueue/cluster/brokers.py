@@ -185,21 +185,41 @@ def _check_target(sites: Sites, broker: str) -> None:
         raise InvalidInputError(f"broker {broker} {why}; nothing is moved to it", broker=broker)
 
 
+_MAX_BEGINNING = 2**62
+
+
 def recovery_info(recovery: Recovery) -> RecoveryInfo:
     return RecoveryInfo(*msgspec.structs.astuple(recovery))
 
 
-def recover_command(machine: ClusterMachine, call: RecoverPartition, now_ms: int) -> RecoverGroup:
+def recover_command(machine: ClusterMachine, sites: Sites, call: RecoverPartition, now_ms: int) -> RecoverGroup:
     """What to write for a recovery that an operator asks for. An error that says why, if it cannot be."""
     _, partition = _partition(machine, call.topic, call.topic_id, call.partition)
     held = {replica.replica_id: replica.broker for replica in partition.replicas}
-    if call.survivor not in held or set(call.replicas) != set(held):
+    if (call.survivor and call.survivor not in held) or set(call.replicas) != set(held):
         raise MembershipError(
             f"{call.topic}-{call.partition} has the replicas {', '.join(held)}: one of these can go on alone, and "
             f"{', '.join(call.replicas)} were there when you looked"
         )
     abandoned = tuple((replica_id, broker) for replica_id, broker in held.items() if replica_id != call.survivor)
-    return RecoverGroup(partition.group_id, call.survivor, abandoned, now_ms, call.said[:MAX_SAID])
+    said = call.said[:MAX_SAID]
+    if call.survivor:
+        return RecoverGroup(partition.group_id, call.survivor, abandoned, now_ms, said)
+    if call.begins_at is None or not 0 <= call.begins_at <= _MAX_BEGINNING:
+        raise InvalidInputError(f"an offset to begin at is 0 to {_MAX_BEGINNING}", key="begins_at")
+    broker = _place_anew(sites, partition, call.broker)
+    return RecoverGroup(partition.group_id, "", abandoned, now_ms, said, begins_at=call.begins_at, broker=broker)
+
+
+def _place_anew(sites: Sites, partition: PartitionInfo, wanted: str) -> str:
+    """Where a partition begins anew of which no copy is left: as asked, or where it was, or where there is room."""
+    if not wanted:
+        able = [broker for broker, each in sites.alive.items() if each.stays]
+        before = [replica.broker for replica in partition.replicas]
+        wanted = next((broker for broker in before if broker in able), "") or sites.place(1, 1)[0][0]
+    _check_target(sites, wanted)
+    sites.check_room(wanted)
+    return wanted
 
 
 def _partition(machine: ClusterMachine, topic: str, topic_id: int, number: int) -> tuple[TopicInfo, PartitionInfo]:

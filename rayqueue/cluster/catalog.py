@@ -335,6 +335,13 @@ class Catalog:
             self._store.put(META, key.row_key(_LOST), _encode((*key, command.why)))
         return True
 
+    def replica_found(self, key: ReplicaKey) -> None:
+        found = self.partition(key.group_id)
+        if found is None or [each.replica_id for each in found[1].replicas] != [key.replica_id]:
+            return
+        if self.lost.pop(key, None) is not None:
+            self._store.delete(META, key.row_key(_LOST))
+
     def _may_coordinate(self, replica_id: str) -> bool:
         """The first ones are in nobody's log, so that any of their ids must be taken for one."""
         return bool(self.coordinators.get(replica_id, replica_id in _FIRST_COORDINATORS))
@@ -406,25 +413,37 @@ class Catalog:
             for replica_id, broker in command.abandoned:
                 self.retire_coordinator(RetireCoordinator(COORDINATOR, replica_id, broker))
             return self.recoveries.put(msgspec.structs.replace(recovery, settled=True))
-        survivor = self._in_service(ReplicaKey(command.group_id, command.survivor))
-        info = None if survivor is None else self.topics[survivor.topic]
-        partition = None if survivor is None or info is None else info.partitions[survivor.partition]
-        expected = {command.survivor, *(replica_id for replica_id, _ in command.abandoned)}
-        if partition is None or info is None or {each.replica_id for each in partition.replicas} != expected:
+        found = self.partition(command.group_id)
+        held = {} if found is None else {each.replica_id: each for each in found[1].replicas}
+        expected = {replica_id for replica_id, _ in command.abandoned} | ({command.survivor} - {""})
+        if found is None or held.keys() != expected:
             return MembershipError(f"the replicas of {command.group_id} are others by now; look again")
+        if not command.survivor and command.broker not in self.brokers:
+            return unknown_broker(command.broker, self.brokers)
+        info, partition = found
         if command.group_id in self.moves:
             self.cancel_move(command.group_id, self.moves[command.group_id].add)
+        left = held[command.survivor] if command.survivor else self._new_replica(partition, command.broker)
         self._unindex(info, (partition,))
         for each in partition.replicas:
-            if each.replica_id != command.survivor:
+            if each != left:
                 self._retire(PlacedReplica(command.group_id, each.replica_id, each.broker, info.name, partition.number))
-        left = tuple(each for each in partition.replicas if each.replica_id == command.survivor)
         partitions = list(info.partitions)
-        partitions[partition.number] = PartitionInfo(partition.number, command.group_id, left)
+        partitions[partition.number] = PartitionInfo(partition.number, command.group_id, (left,))
         info = msgspec.structs.replace(info, partitions=tuple(partitions))
         self._put_topic(info, self._attempts[info.name])
-        self._index(info, (partitions[partition.number],))
+        placed = self._index(info, (partitions[partition.number],))
+        if not command.survivor:
+            self._mark(self.unmade, _UNMADE, placed[0])
+            begun = msgspec.structs.replace(recovery, survivor=left.replica_id, begins_at=command.begins_at)
+            return self.recoveries.put(begun)
         return self.recoveries.put(recovery)
+
+    def _new_replica(self, partition: PartitionInfo, broker: str) -> ReplicaInfo:
+        """Under an id that nobody had."""
+        self._counters.moves += 1
+        self._write_counters()
+        return ReplicaInfo(f"{partition.replicas[0].replica_id.partition('.')[0]}.{self._counters.moves}", broker)
 
     def begin_rebalance(self, command: BeginRebalance) -> Rebalance | RayQueueError:
         self._counters.moves += 1

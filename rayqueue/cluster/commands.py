@@ -147,6 +147,14 @@ class ReplicaLost(Command, frozen=True):
     why: str
 
 
+class ReplicaFound(Command, frozen=True):
+    """The data of a partition's only replica is back after it was reported as lost. Answers None. Void if another one
+    has its place."""
+
+    group_id: str
+    replica_id: str
+
+
 class BeginMove(Command, frozen=True):
     """Replace a replica by a new one on this broker. Answers the ``Move``, or ``MembershipError``.
 
@@ -189,6 +197,9 @@ class RecoverGroup(Command, frozen=True):
     said: str
     epoch: int = 0
     """Of the coordinator's group, which knows it itself. 0: the one after the last."""
+    begins_at: int | None = None
+    """Without a ``survivor``: a new replica begins empty, at this offset, on this broker."""
+    broker: str = ""
 
 
 class RecoverySettled(Command, frozen=True):
@@ -415,6 +426,7 @@ AnyCommand = (
     | ReplicasMade
     | ReplicasRemoved
     | ReplicaLost
+    | ReplicaFound
     | BeginMove
     | FinishMove
     | CancelMove

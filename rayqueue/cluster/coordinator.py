@@ -445,7 +445,7 @@ class Coordinator:
         def begun(answer: Any) -> None:
             reply(recovery_info(answer) if isinstance(answer, Recovery) else answer)
 
-        self._write(recover_command(self._machine, call, self._wall_ms()), begun)
+        self._write(recover_command(self._machine, self._sites, call, self._wall_ms()), begun)
 
     def _delete_group(self, call: DeleteGroup, reply: Reply) -> None:
         check_name("group", call.group)

@@ -52,6 +52,7 @@ from rayqueue.cluster.commands import (
     PutBroker,
     RecoverGroup,
     RecoverySettled,
+    ReplicaFound,
     ReplicaLost,
     ReplicasMade,
     ReplicasRemoved,
@@ -229,6 +230,8 @@ class ClusterMachine:
                 return catalog.replicas_removed(replicas)
             case ReplicaLost():
                 return catalog.replica_lost(command)
+            case ReplicaFound(group_id, replica_id):
+                return catalog.replica_found(ReplicaKey(group_id, replica_id))
             case BeginMove():
                 return catalog.begin_move(command)
             case FinishMove(group_id, add):

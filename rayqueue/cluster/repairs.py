@@ -93,19 +93,43 @@ def stuck(view: Metadata, given_up: Mapping[str, str]) -> dict[str, str]:
     """Partitions of which so many copies are lost, or on brokers that are given up, that ``needs_of`` leaves them
     alone: by Raft group, what an operator should know."""
     found: dict[str, str] = {}
-    for partition in (each for info in view.topics.values() for each in info.partitions):
-        ill = [
-            each.replica_id
-            for each in partition.replicas
-            if each.broker in given_up or (partition.group_id, each.replica_id) in view.lost
-        ]
-        left, copies = len(partition.replicas) - len(ill), len(partition.replicas)
-        if cannot_decide(left, copies):
-            found[partition.group_id] = (
-                f"{left} of {copies} copies are left, which decide nothing: bring {', '.join(ill)} back, or give up "
-                "what only they have (rayqueue recover --unsafe)"
-            )
+    for info in view.topics.values():
+        for partition in info.partitions:
+            ill = {
+                each.replica_id: view.lost.get((partition.group_id, each.replica_id)) or given_up[each.broker]
+                for each in partition.replicas
+                if each.broker in given_up or (partition.group_id, each.replica_id) in view.lost
+            }
+            left, copies = len(partition.replicas) - len(ill), len(partition.replicas)
+            if cannot_decide(left, copies):
+                command = f"rayqueue recover {info.name} {partition.number} --unsafe"
+                found[partition.group_id] = _stuck(ill, left, copies, command)
     return found
+
+
+def _stuck(ill: Mapping[str, str], left: int, copies: int, command: str) -> str:
+    names = ", ".join(ill)
+    if left:
+        return (
+            f"{left} of {copies} copies are left, which decide nothing: bring {names} back, or give up what only they "
+            f"have ({command})"
+        )
+    whys = "; ".join(f"{replica_id}: {why}" for replica_id, why in ill.items())
+    return (
+        f"no copy is left to make another one from ({whys}). Bring the data of {names} back, or give it up and begin "
+        f"anew, empty ({command}, which asks first)"
+    )
+
+
+def only_and_lost(view: Metadata) -> list[tuple[str, str]]:
+    """Replicas, by Raft group and id, that are the only ones of their partitions and were reported as lost. Nobody
+    replaces them; if their data is brought back, they serve as before: there is nobody whom they could contradict."""
+    return [
+        (partition.group_id, partition.replicas[0].replica_id)
+        for info in view.topics.values()
+        for partition in info.partitions
+        if len(partition.replicas) == 1 and (partition.group_id, partition.replicas[0].replica_id) in view.lost
+    ]
 
 
 class Said(Protocol):

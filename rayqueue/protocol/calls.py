@@ -72,6 +72,8 @@ class ReplicaStatus(msgspec.Struct, frozen=True, array_like=True):
     start_offset: int
     high_watermark: int
     size_bytes: int
+    problem: str = ""
+    """Why it may never lead: it is damaged, or an older copy of itself."""
 
 
 class Broker(msgspec.Struct, frozen=True, array_like=True):
@@ -193,6 +195,8 @@ class RecoveryInfo(msgspec.Struct, frozen=True, array_like=True):
     """What may be lost, as it was told to whoever confirmed it."""
     settled: bool
     """The survivor leads again."""
+    begins_at: int | None = None
+    """If nobody was left who could go on: the survivor is a new replica, which began empty, at this offset."""
 
 
 class ClusterInfo(msgspec.Struct, frozen=True, array_like=True):
@@ -597,7 +601,8 @@ class GetEvents(Call, frozen=True, kw_only=True):
 
 
 class RecoverPartition(Call, frozen=True, kw_only=True):
-    """Let a partition that has lost its majority go on with this replica alone; the others are given up.
+    """Let a partition that has lost its majority go on with this replica alone; the others are given up. If none is
+    left: with a new one, which begins empty, at this offset.
 
     ``MembershipError`` if ``replicas`` are not those that it has now. It is not checked here that the majority is lost:
     who asks has looked, and has been told what may be lost (``said``).
@@ -608,8 +613,13 @@ class RecoverPartition(Call, frozen=True, kw_only=True):
     topic_id: int
     partition: int
     survivor: str
+    """"" to begin anew."""
     replicas: tuple[str, ...]
     said: str
+    begins_at: int | None = None
+    """Only to begin anew."""
+    broker: str = ""
+    """That is to have the new replica; "": the one that had the old one, or else another."""
 
 
 class RebalanceMove(msgspec.Struct, frozen=True, array_like=True):
