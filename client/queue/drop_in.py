@@ -28,7 +28,7 @@ from rayqueue.client.queue.bounded import BoundedPuts
 from rayqueue.client.queue.getting import Getting
 from rayqueue.client.queue.items import is_ref, pickled, unpickled
 from rayqueue.client.twins import awaiting, beside, blocking, in_io, part
-from rayqueue.errors import ClosedError, QueueFullError, TopicRecreatedError, UnknownTopicError
+from rayqueue.errors import ClosedError, InvalidInputError, QueueFullError, TopicRecreatedError, UnknownTopicError
 from rayqueue.net.interfaces import ask
 from rayqueue.protocol.calls import Call
 from rayqueue.protocol.jobs import GetQueueSizes, QueueSizes, worker_name
@@ -155,7 +155,8 @@ class Queue:
 
     @blocking
     async def put_nowait_batch(self, items: Iterable[Any]) -> None:
-        """Add items in this order: all of them, or none and ``Full``."""
+        """Add items in this order: all of them, or none and ``Full``. Into a queue with a ``maxsize`` at most 1 MiB of
+        them, or ``OversizedBatchError``."""
         if not isinstance(items, Iterable):
             raise TypeError("Argument 'items' must be an Iterable")
         await self._put(list(items), 0.0)
@@ -210,11 +211,15 @@ class Queue:
 
     @blocking
     async def get_nowait_batch(self, num_items: int) -> list[Any]:
-        """The next ``num_items`` items: all of them, or none and ``Empty``."""
+        """The next ``num_items`` items: all of them, or none and ``Empty``. At most 50,000 at a time, or
+        ``InvalidInputError``."""
         if not isinstance(num_items, int):
             raise TypeError("Argument 'num_items' must be an int")
         if num_items < 0:
             raise ValueError("'num_items' must be nonnegative")
+        most = (await self._opened()).settings.max_leased
+        if num_items > most:
+            raise InvalidInputError(f"at most {most} items are got at a time (max_leased), not {num_items}")
         return [unpickled(each) for each in await self._get(num_items, 0.0)] if num_items else []
 
     async def _get(self, number: int, wait_s: float | None) -> list[bytes | None]:

@@ -9,6 +9,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -17,7 +18,13 @@ from ray.exceptions import RayActorError
 
 from rayqueue import Empty, Full, Queue
 from rayqueue.config import Settings
-from rayqueue.errors import ClosedError, InvalidInputError, OutcomeUnknownError
+from rayqueue.errors import (
+    ClosedError,
+    InvalidInputError,
+    OutcomeUnknownError,
+    OversizedBatchError,
+    OversizedRecordError,
+)
 from rayqueue.partition.jobs.commands import Request, Settle, end_workers_command, lease_command, settle_command
 from rayqueue.testing import memory, wait_for
 
@@ -115,6 +122,93 @@ def test_a_blocked_put_gets_in_when_there_is_room(rq: memory.MemoryQueue) -> Non
     waiting.join(10)
     assert not waiting.is_alive()
     assert q.get(timeout=5) == 2
+
+
+@pytest.mark.parametrize("put", [lambda q: q.put_nowait(3), lambda q: q.put(3, timeout=0)])
+def test_who_does_not_wait_is_answered_though_others_of_its_handle_wait(
+    rq: memory.MemoryQueue, put: Callable[[Queue], None]
+) -> None:
+    q = Queue(1, rq=rq)
+    q.put(1)
+    waiting = threading.Thread(target=q.put, args=(2,), daemon=True)
+    waiting.start()
+    time.sleep(0.2)
+    with ThreadPoolExecutor(1) as pool, pytest.raises(Full):
+        pool.submit(put, q).result(10)
+    with pytest.raises(Full):
+        q.put(4, timeout=0.2)
+    assert waiting.is_alive()
+    assert q.get(timeout=5) == 1
+    waiting.join(10)
+    assert q.get(timeout=5) == 2
+    put(q)  # there is room again
+    assert q.get(timeout=5) == 3
+
+
+def test_blocked_puts_of_one_handle_get_in_as_they_came(rq: memory.MemoryQueue) -> None:
+    q = Queue(1, rq=rq)
+    q.put(0)
+    threads = []
+    for number in range(1, 6):
+        threads.append(threading.Thread(target=q.put, args=(number,), daemon=True))
+        threads[-1].start()
+        time.sleep(0.05)
+    assert [q.get(timeout=10) for _ in range(6)] == list(range(6))
+    for thread in threads:
+        thread.join(10)
+
+
+def test_a_blocked_put_that_is_cancelled_lets_the_next_one_in(rq: memory.MemoryQueue) -> None:
+    async def main() -> None:
+        q = await asyncio.to_thread(lambda: Queue(1, rq=rq))
+        await q.put_async(0)
+        cancelled = [asyncio.ensure_future(q.put_async(number)) for number in (1, 2)]
+        await asyncio.sleep(0.1)
+        last = asyncio.ensure_future(q.put_async(3))
+        await asyncio.sleep(0.1)
+        for each in cancelled:
+            each.cancel()
+        await asyncio.wait(cancelled)
+        await asyncio.sleep(0.1)  # until the I/O thread knows
+        assert await q.get_async(timeout=5) == 0
+        await asyncio.wait_for(last, 10)
+        assert await q.get_async(timeout=5) == 3
+
+    asyncio.run(main())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("maxsize", [0, 5000])
+def test_what_is_too_large_is_refused_whole_and_at_once(rq: memory.MemoryQueue, maxsize: int) -> None:
+    q = Queue(maxsize, rq=rq)
+    q.put_nowait_batch([b"x" * 1000] * 1000)
+    with pytest.raises(OversizedRecordError):
+        q.put(b"x" * 2_000_000)
+    with pytest.raises(OversizedRecordError):
+        q.put_nowait_batch([b"a", b"x" * 2_000_000, b"c"])
+    if maxsize:  # all at once is one batch
+        with pytest.raises(OversizedBatchError, match="several batches"):
+            q.put_nowait_batch([b"x" * 1000] * 2000)
+    else:
+        q.put_nowait_batch([b"x" * 1000] * 2000)
+    q.put("y")
+    assert q.size() == 1001 + (0 if maxsize else 2000)
+    small = Queue(maxsize, rq=rq, name="small")
+    rq.alter_topic("small", max_record_bytes=100)
+    with pytest.raises(OversizedRecordError):
+        small.put(b"x" * 200)
+    small.put("y")
+    assert small.get() == "y"
+
+
+def test_more_items_than_may_be_leased_are_not_got_at_once(rq: memory.MemoryQueue) -> None:
+    q = Queue(rq=rq)
+    q.put_nowait_batch(range(3))
+    with pytest.raises(InvalidInputError, match="at most 50000 items"):
+        q.get_nowait_batch(50_001)
+    with pytest.raises(Empty):
+        q.get_nowait_batch(50_000)
+    assert q.get_nowait_batch(3) == [0, 1, 2]
 
 
 def test_many_blocked_clients(rq: memory.MemoryQueue) -> None:
