@@ -435,6 +435,7 @@ class Worker:
                         each.deliveries,
                         each.timestamp,
                         each.want_result,
+                        each.forgiven,
                     )
                 )
         return made

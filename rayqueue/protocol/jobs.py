@@ -120,6 +120,8 @@ class Job(msgspec.Struct, frozen=True, array_like=True, gc=False):
     headers: Headers = ()
     lane: int = 0
     want_result: bool = False
+    forgiven: int = 0
+    """Deliveries before it was redriven, which do not count any more. A replica of a release without it says 0."""
 
 
 class Leased(msgspec.Struct, frozen=True, array_like=True):
