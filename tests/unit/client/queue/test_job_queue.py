@@ -139,6 +139,21 @@ def test_dead_letters_are_listed_over_partitions_page_by_page(rq: memory.MemoryQ
     assert _size(queue)[0] == 30
 
 
+def test_a_worker_that_only_extends_is_known_to_a_new_leader(rq: memory.MemoryQueue) -> None:
+    queue = rq.queue("q", lease_ms=600)
+    queue.put(b"long")
+    (job,) = queue.get()
+    (group,) = rq._queue.cluster.partitions("q", 0)
+    jobs = group._service.jobs  # type: ignore[attr-defined]
+
+    def change(_: Any) -> None:
+        jobs._workers.clear()  # as another process has it
+        jobs._client_of.clear()
+
+    rq._do(change)
+    wait_for(lambda: job.grant.worker.id in jobs._client_of, "the worker to extend its lease")
+
+
 @pytest.mark.slow
 def test_dead_letters_may_be_named_by_the_thousand(rq: memory.MemoryQueue) -> None:
     queue = rq.queue("q", partitions=2)
