@@ -459,8 +459,8 @@ class LmdbStore(BufferedStore):
     def _settle_here(self) -> None:
         settle(self._path)
 
-    def _write_waymark(self, mark: Waymark) -> None:
-        write_waymark(self._path, mark)
+    def _write_waymark(self, mark: Waymark, durable: bool) -> None:
+        write_waymark(self._path, mark, durable=durable)
 
     def size_bytes(self) -> int:
         self._check_open()
