@@ -54,6 +54,10 @@ class SimMover:
             self.move = Move("sim-0", new, new, old, reason)
             self._look_later()
 
+    def grow(self) -> None:
+        """One replica more."""
+        self.begin(ReplicaId(""), Reason.GROW)
+
     def _look_later(self) -> None:
         self._world.clock.after(self.rng.uniform(0.5, 2) * LOOK_EVERY_S, self._look)
 
@@ -84,7 +88,7 @@ class SimMover:
         nodes, members = self._world.nodes, leader.engine.replica_set
         add, remove = ReplicaId(move.add), ReplicaId(move.remove)
         said = [Said(node.replica_id, node.disk.damaged, node.engine.doubted) for node in nodes.values() if node.alive]
-        placed = {each for each in nodes if not nodes[each].removed or each in members.voters} | {remove}
+        placed = {each for each in nodes if not nodes[each].removed or each in members.voters} | ({remove} - {""})
         # What is lost besides has not been reported yet: one loss is reported at a time (``World._replace_damaged``).
         lost = {add} if nodes[add].broken or nodes[add].disk.damaged is not None else set()
         return found_of(
@@ -129,12 +133,14 @@ class SimMover:
                     self.begin(ReplicaId(move.add), Reason.LOST)
             case moves.Cancel():
                 self._done(ReplicaId(move.add))
-                if self._world.nodes[ReplicaId(move.remove)].removed or move.reason is Reason.LOST:
-                    self.begin(ReplicaId(move.remove), Reason.LOST)
+                old = self._world.nodes.get(ReplicaId(move.remove))
+                if old is not None and (old.removed or move.reason is Reason.LOST):
+                    self.begin(old.replica_id, Reason.LOST)
 
     def _done(self, gone: ReplicaId) -> None:
         self.move = None
-        self._world.retire(gone)
+        if gone:
+            self._world.retire(gone)
 
     def lose_the_learner(self) -> None:
         """Its broker dies for good. Beside a lost replica, or in a group of one, only while it cannot be promoted:

@@ -17,6 +17,7 @@ pytestmark = pytest.mark.timeout(900)
 
 SCHEDULES = 300
 LOSSES = 60
+GROWN = 100
 MUTATION_SCHEDULES = 600
 
 
@@ -28,6 +29,12 @@ def test_campaign_loses_nothing_and_never_sticks() -> None:
 # replaced (3); and a new replica, itself an older copy, for the one that it was to replace (2).
 def test_two_losses_of_five_are_survived_and_mended() -> None:
     check_campaign("losses", LOSSES, acked_each=20, snapshots_each=0.0)
+
+
+# Of which two of five once ended with two leaders: a copy of the first replica's disk, from when it was alone, led
+# beside the leader of the others.
+def test_older_copies_of_a_group_that_grew_from_one_are_noticed() -> None:
+    check_campaign("grown", GROWN, acked_each=20, snapshots_each=0.05)
 
 
 # Seeds that once failed. 7584: a claim was answered after the group had been deleted, and counted for its next life.
