@@ -8,6 +8,8 @@ a connection over TLS only after its handshake.
 from __future__ import annotations
 
 import asyncio
+import os
+import socket
 import ssl
 import sys
 from typing import Any
@@ -46,12 +48,14 @@ def protocol_of(settings: GatewaySettings, slots: Slots, tls: ssl.SSLContext | N
         _waiting: asyncio.TimerHandle | None = None
         _taking: asyncio.TimerHandle | None = None
         source: str | None = None
+        made = False
         _untaken_bytes = 0
         _beside_bytes = 0
         _body_bytes = 0
         _turned = False
 
         def connection_made(self, transport: Any) -> None:
+            self.made = True
             if self.source is None:
                 self.source = take(self.connections, transport)
             super().connection_made(transport)
@@ -134,44 +138,40 @@ def protocol_of(settings: GatewaySettings, slots: Slots, tls: ssl.SSLContext | N
                 self.transport.abort()
 
     class Handshake(asyncio.Protocol):
-        """A connection over TLS until its handshake is through: it has its place from its first moment."""
+        """A connection over TLS until its handshake is through: it has its place from its first moment.
+
+        The socket goes to another transport for that. What ``start_tls`` begins with is lost if the caller is quick:
+        uvloop reads before anybody can say that it is to wait.
+        """
 
         def __init__(self, connection: Connection, tls: ssl.SSLContext) -> None:
             self._connection = connection
             self._tls = tls
-            self._early: list[bytes] = []
 
         def connection_made(self, transport: Any) -> None:
-            self._connection.source = take(self._connection.connections, transport)
-            if self._connection.source is not None:
-                task = asyncio.get_running_loop().create_task(self._shake(transport))
+            source = self._connection.source = take(self._connection.connections, transport)
+            if source is not None:
+                made = socket.socket(fileno=os.dup(transport.get_extra_info("socket").fileno()))
+                transport.abort()  # of nothing but this transport: the socket is open still, and nothing was read
+                task = asyncio.get_running_loop().create_task(self._shake(made, source))
                 shaking.add(task)
                 task.add_done_callback(shaking.discard)
 
-        def data_received(self, data: bytes) -> None:
-            """What came with the handshake's end, before this has heard of it."""
-            self._early.append(data)
-
-        async def _shake(self, transport: Any) -> None:
+        async def _shake(self, made: socket.socket, source: str) -> None:
             connection = self._connection
             limits: dict[str, Any] = {"ssl_handshake_timeout": slow_s}
             if sys.version_info >= (3, 11):
                 limits["ssl_shutdown_timeout"] = slow_s
-            made: Any = None
             try:
-                made = await asyncio.get_running_loop().start_tls(
-                    transport, self, self._tls, server_side=True, **limits
+                await asyncio.get_running_loop().connect_accepted_socket(
+                    lambda: connection, made, ssl=self._tls, **limits
                 )
             except (OSError, asyncio.TimeoutError):  # ssl.SSLError is one, too
-                transport.abort()
-            if made is None or made.is_closing():
-                if connection.source is not None:
-                    slots.release(connection.source)
-                return
-            made.set_protocol(connection)
-            connection.connection_made(made)
-            for data in self._early:
-                connection.data_received(data)
+                pass
+            finally:
+                if not connection.made:
+                    connection.source = None
+                    slots.release(source)
 
     def make(**options: Any) -> asyncio.Protocol:
         connection = Connection(**options)

@@ -7,6 +7,7 @@ import ssl
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +83,29 @@ def test_who_does_not_finish_the_handshake_is_counted_and_hung_up_on(
             assert rest.get("/healthz").status_code == 200
         assert sum(gateway.limits.connections._held.values()) == 1
     wait_for(lambda: not gateway.limits.connections._held, "its place to be free")
+
+
+def test_no_handshake_is_lost_however_quick_the_caller_is(
+    rq: memory.MemoryQueue, start: Callable[..., Gateway], tmp_path: Path
+) -> None:
+    """What a caller sends at once was taken from the handshake now and then, which hung until its time was up."""
+    issued = trustme.CA().issue_cert("127.0.0.1")
+    cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    issued.private_key_pem.write_to_path(key)
+    issued.cert_chain_pems[0].write_to_path(cert)
+    gateway = start(tls_cert_path=cert, tls_key_path=key)
+    tls = ssl._create_unverified_context()
+
+    def ask() -> None:
+        for _ in range(50):
+            with tls.wrap_socket(socket.create_connection(("127.0.0.1", gateway.rest_port), timeout=5)) as made:
+                made.sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+                assert made.recv(12) == b"HTTP/1.1 200"
+
+    with ThreadPoolExecutor(3) as pool:
+        for done in [pool.submit(ask) for _ in range(3)]:
+            done.result()
+    wait_for(lambda: not gateway.limits.connections._held, "all places to be free")
 
 
 def received(made: socket.socket) -> bytes:
