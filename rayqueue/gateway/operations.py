@@ -233,24 +233,27 @@ class Operations:
         contents: bytes,
         columns: Columns,
         encode: Callable[[Written], bytes],
+        *,
+        kind: str = "",
     ) -> tuple[bytes, bool]:
-        """Publish unless a request of this idempotency key has. Its answer, and whether that was before."""
+        """Publish unless a request of this idempotency key, and this kind, has. Its answer, and whether that was
+        before."""
         _topic(caller, "publish", topic)
         _check_count(columns)
-        info = await self.identified(caller, topic, key, self._topics.get)
+        info = await self.identified(caller, topic, key, kind, self._topics.get)
         try:
-            return await self._once(caller, info, key, contents, columns, encode)
+            return await self._once(caller, info, key, kind, contents, columns, encode)
         except TopicRecreatedError:  # since it was looked up; the caller means the one there is
             info = await self._topics.get(topic, fresh=True)
-            return await self._once(caller, info, key, contents, columns, encode)
+            return await self._once(caller, info, key, kind, contents, columns, encode)
 
     async def identified(
-        self, caller: Caller, topic: str, key: str, look_up: Callable[..., Awaitable[TopicInfo]]
+        self, caller: Caller, topic: str, key: str, kind: str, look_up: Callable[..., Awaitable[TopicInfo]]
     ) -> TopicInfo:
         """The topic that a request with this key is for. Writing to one that is gone fails, so it need not be looked
         up anew for that; but an answer that was given for it must not be given again for the next of its name."""
         info = await look_up(topic)
-        if self._requests.knows(request_id(caller.name, topic, info.topic_id, key)):
+        if self._requests.knows(request_id(caller.name, topic, info.topic_id, key, kind)):
             info = await look_up(topic, fresh=True)
         return info
 
@@ -259,11 +262,12 @@ class Operations:
         caller: Caller,
         info: TopicInfo,
         key: str,
+        kind: str,
         contents: bytes,
         columns: Columns,
         encode: Callable[[Written], bytes],
     ) -> tuple[bytes, bool]:
-        request = request_id(caller.name, info.name, info.topic_id, key)
+        request = request_id(caller.name, info.name, info.topic_id, key, kind)
         write = NumberedWrite(self._rq, info, columns, request, self._settings.request_timeout_ms * 3 // 4)
 
         def place() -> Placement:
