@@ -42,6 +42,7 @@ from rayqueue.gateway.principals import Caller, Verb
 from rayqueue.gateway.requests import Known, Requests, request_id
 from rayqueue.gateway.sessions import Place, Session, Sessions
 from rayqueue.gateway.topics import TopicCache
+from rayqueue.gateway.tracked import TrackedSession
 from rayqueue.gateway.written import Places, Written, packed, spans_of, unpacked
 from rayqueue.protocol.calls import ClusterInfo, GroupInfo
 from rayqueue.protocol.topics import TopicInfo, check_name, is_internal
@@ -362,14 +363,16 @@ class Operations:
 
     async def consume_tracked(
         self, caller: Caller, topic: str, consumer_id: str, *, max_records: int, wait_ms: int
-    ) -> list[Record]:
-        """The next records of this consumer. Each is handed out once: its position is committed before."""
+    ) -> tuple[list[Record], Callable[[], None]]:
+        """The next records of this consumer, and what to do if its caller is gone before they are handed to him. Each
+        is handed out once: its position is committed before."""
         _topic(caller, "consume", topic)
         caller.check("consume", "group", check_name("consumer", consumer_id))
-        session = await self._sessions.tracked(caller, topic, consumer_id)
+        session = await self._sessions.tracked(caller, topic, consumer_id, TrackedSession)
         async with session.lock:
             # Their positions are committed: what came is handed out, whatever became of his key while he waited.
-            return await session.poll(_count(max_records), self.checked_wait(wait_ms), remember=False)
+            found = await session.take(_count(max_records), self.checked_wait(wait_ms))
+        return found, partial(session.not_taken, found)
 
     # -- sessions -----------------------------------------------------------------------------------
 

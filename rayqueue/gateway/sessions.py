@@ -10,8 +10,7 @@ which gateway has it, and cannot be guessed; it also belongs to the key that
 opened it. It lives for as long as it is heard of; then it leaves its group, and
 what was not acknowledged is read by others.
 
-Tracked consumers are sessions without an id: a topic and the name of a consumer
-are enough, and positions are committed before records are handed out.
+``rayqueue.gateway.tracked`` has sessions without an id.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ import secrets
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from rayqueue.client.handle import RayQueue
 from rayqueue.config import GatewaySettings
@@ -116,15 +115,11 @@ class Session:
             while not found and not self._consumer.assignment() and not self._hurried:
                 if time.monotonic() >= deadline_s:
                     break
-                found = await self._consumer.poll_async(
-                    max_records=max_records, max_bytes=self._max_bytes, timeout_ms=50
-                )
+                found = await self._next(max_records, 50)
             self._joined = bool(found or self._consumer.assignment()) or deadline_s < over_s
         if not found and not self._hurried:
             wait_ms = int(min(wait_ms, max(0.0, over_s - time.monotonic()) * 1000))
-            found = await self._consumer.poll_async(
-                max_records=max_records, max_bytes=self._max_bytes, timeout_ms=wait_ms
-            )
+            found = await self._next(max_records, wait_ms)
         if remember:
             for number, each in enumerate(found, self.cursor + 1):
                 self.unacked[Place(each.topic, each.partition, each.offset, each.lane)] = number, each
@@ -162,15 +157,7 @@ class Session:
                     "this session, or is acknowledged already",
                     **place._asdict(),
                 )
-        lost = self._marked_done(wanted)
-        for _ in range(_COMMITS):
-            try:
-                await self._consumer.commit_async()
-                break
-            except StaleGenerationError:  # one went on the way; what is due of the others is committed by the next
-                lost = self._marked_done(wanted)
-        else:
-            raise StaleGenerationError("partitions of this session go to others again and again: acknowledge once more")
+        lost = await self.commit(wanted)
         for place in wanted:
             self.unacked.pop(place, None)
         if lost:
@@ -181,6 +168,17 @@ class Session:
                 partitions=names,
             )
         return len(wanted)
+
+    async def commit(self, places: Sequence[Place]) -> list[Place]:
+        """Positions behind these. Those that are not this member's any more. With an error it may be repeated."""
+        lost = self._marked_done(places)
+        for _ in range(_COMMITS):
+            try:
+                await self._consumer.commit_async()
+                return lost
+            except StaleGenerationError:  # one went on the way; what is due of the others is committed by the next
+                lost = self._marked_done(places)
+        raise StaleGenerationError("partitions of this session go to others again and again: acknowledge once more")
 
     def _marked_done(self, places: Iterable[Place]) -> list[Place]:
         """Those of them that are not this member's any more."""
@@ -207,6 +205,9 @@ class Session:
         self.closed = True
         with suppress(RayQueueError):
             await self._consumer.close_async()
+
+
+_SessionT = TypeVar("_SessionT", bound=Session)
 
 
 class Sessions:
@@ -266,6 +267,7 @@ class Sessions:
             group,
             topics,
             timeout_s,
+            Session,
             start=start,
             ack="record",
             auto_commit=False,
@@ -299,7 +301,7 @@ class Sessions:
 
     # -- consumers that are tracked by their names ---------------------------------------------
 
-    async def tracked(self, caller: Caller, topic: str, consumer_id: str) -> Session:
+    async def tracked(self, caller: Caller, topic: str, consumer_id: str, kind: type[_SessionT]) -> _SessionT:
         """The session of this consumer, which is opened if need be. Two requests at once share one."""
         name = f"{caller.name}/{topic}/{consumer_id}"
         session = self._known.get(name)
@@ -312,19 +314,29 @@ class Sessions:
                     consumer_id,
                     [topic],
                     self._settings.session_timeout_ms / 1000,
+                    kind,
                     start="earliest",
-                    delivery="at_most_once",
+                    ack="record",
+                    auto_commit=False,
                 )
                 opening = self._opening[name] = asyncio.get_running_loop().create_task(work)
                 opening.add_done_callback(lambda _: self._opening.pop(name, None))
             session = await asyncio.shield(opening)
         session.heard_s = self._clock_s()
+        assert isinstance(session, kind)  # noqa: S101  # no id of another kind has a slash
         return session
 
     # -- within ---------------------------------------------------------------------------------
 
     async def _open(
-        self, session_id: str, caller: Caller, group: str, topics: Sequence[str], timeout_s: float, **options: Any
+        self,
+        session_id: str,
+        caller: Caller,
+        group: str,
+        topics: Sequence[str],
+        timeout_s: float,
+        kind: type[Session],
+        **options: Any,
     ) -> Session:
         if len(self._known) >= self._settings.max_sessions:
             raise RateLimitedError(
@@ -338,7 +350,7 @@ class Sessions:
         except BaseException:
             self._streams.release(caller.name)
             raise
-        session = self._known[session_id] = Session(
+        session = self._known[session_id] = kind(
             session_id, caller.name, group, topics, consumer, self._settings.max_answer_bytes
         )
         session.timeout_s = timeout_s
