@@ -38,11 +38,13 @@ from rayqueue.errors import (
 from rayqueue.gateway.limits import Slots
 from rayqueue.gateway.principals import Caller
 from rayqueue.records import Record
-from rayqueue.records.room import Room
+from rayqueue.records.room import Room, size_of
 
 _log = logging.getLogger(__name__)
 
 MAX_UNACKED = 20_000
+MAX_UNACKED_BYTES = 64 * 1024 * 1024
+"""They are kept, to be sent again if an answer is lost."""
 _JOIN_S = 10.0
 _LOOK_EVERY_S = 0.5
 _COMMITS = 5
@@ -73,6 +75,7 @@ class Session:
         self.heard_s = 0.0
         self.unacked: dict[Place, tuple[int, Record]] = {}
         """With its number, in the order of these."""
+        self._unacked_bytes = 0
         self.cursor = 0
         self._seen = True
         self.lock = asyncio.Lock()
@@ -81,6 +84,11 @@ class Session:
         self._consumer = consumer
         self._max_bytes = max_bytes
         self._joined = False
+
+    @property
+    def room(self) -> int:
+        """So many more records may be handed out before some are acknowledged."""
+        return MAX_UNACKED - len(self.unacked) if self._unacked_bytes < MAX_UNACKED_BYTES else 0
 
     async def read(
         self, max_records: int, wait_ms: int, cursor: int | None, *, within_s: float = math.inf
@@ -105,8 +113,11 @@ class Session:
         self, max_records: int, wait_ms: int, *, remember: bool = True, within_s: float = math.inf
     ) -> list[Record]:
         """The next records; [] if none came in time. The first call also waits for its share of the partitions."""
-        if remember and len(self.unacked) + max_records > MAX_UNACKED:
-            raise QueueFullError(f"{len(self.unacked)} records of this session are not acknowledged: ack some first")
+        if remember and max_records > self.room:
+            raise QueueFullError(
+                f"{len(self.unacked)} records of this session, {self._unacked_bytes} bytes, are not acknowledged: ack "
+                "some first"
+            )
         over_s = time.monotonic() + within_s
         found: list[Record] = []
         if not self._joined:
@@ -121,6 +132,7 @@ class Session:
             wait_ms = int(min(wait_ms, max(0.0, over_s - time.monotonic()) * 1000))
             found = await self._next(max_records, wait_ms)
         if remember:
+            self._unacked_bytes += size_of(found)
             for number, each in enumerate(found, self.cursor + 1):
                 self.unacked[Place(each.topic, each.partition, each.offset, each.lane)] = number, each
             self.cursor += len(found)
@@ -158,8 +170,8 @@ class Session:
                     **place._asdict(),
                 )
         lost = await self.commit(wanted)
-        for place in wanted:
-            self.unacked.pop(place, None)
+        done = [self.unacked.pop(place, None) for place in wanted]
+        self._unacked_bytes -= size_of([each[1] for each in done if each is not None])
         if lost:
             names = sorted({f"{place.topic}-{place.partition}" for place in lost})
             raise StaleGenerationError(

@@ -269,11 +269,11 @@ class _Subscription:
             if operations.drain.begun:
                 await self._last_acks()
                 raise closing()
-            if self._credit <= 0:
+            most = min(self._credit, _SEND_RECORDS, session.room)
+            if most <= 0:
                 operations.check_reader(caller, session)
                 await heard_within(self._more, LOOK_EVERY_S)
                 continue
-            most = min(self._credit, _SEND_RECORDS)
             found, cursor = await operations.poll(
                 caller, session.session_id, max_records=most, wait_ms=_POLL_MS, cursor=session.cursor
             )
