@@ -182,6 +182,8 @@ class Queues:
         columns: Columns,
         wanted: Sequence[Wanted],
         encode: Callable[[list[PutJob]], bytes],
+        *,
+        kind: str,
     ) -> tuple[bytes, bool]:
         """Put them unless a request of this idempotency key has. Its answer, and whether that was before.
 
@@ -189,8 +191,8 @@ class Queues:
         what a gateway that died did not, and no job twice.
         """
         _queue(caller, "publish", name)
-        info = await self._operations.identified(caller, name, key, self._info)
-        request = request_id(caller.name, name, info.topic_id, key)
+        info = await self._operations.identified(caller, name, key, kind, self._info)
+        request = request_id(caller.name, name, info.topic_id, key, kind)
         named = [
             each if each.dedupe_id is not None else each._replace(dedupe_id=f"{request.hex()}-{row}")
             for row, each in enumerate(wanted)

@@ -50,6 +50,7 @@ def protocol_of(settings: GatewaySettings, slots: Slots, tls: ssl.SSLContext | N
         source: str | None = None
         made = False
         _untaken_bytes = 0
+        _moved = False
         _beside_bytes = 0
         _body_bytes = 0
         _turned = False
@@ -113,14 +114,20 @@ def protocol_of(settings: GatewaySettings, slots: Slots, tls: ssl.SSLContext | N
 
         def on_response_complete(self) -> None:
             super().on_response_complete()
+            self._moved = True  # whoever asks for the next answer has taken the one before
             self._watch()
 
         def pause_writing(self) -> None:
             super().pause_writing()
             self._watch()
 
+        def resume_writing(self) -> None:
+            super().resume_writing()
+            self._moved = True
+
         def _watch(self) -> None:
             if self._taking is None:
+                self._moved = False
                 self._untaken_bytes = self.transport.get_write_buffer_size()
                 if self._untaken_bytes:
                     self._taking = self.loop.call_later(slow_s, self._look)
@@ -128,7 +135,7 @@ def protocol_of(settings: GatewaySettings, slots: Slots, tls: ssl.SSLContext | N
         def _look(self) -> None:
             """Who takes nothing for so long is hung up on, also if the connection is closed on our side already."""
             self._taking = None
-            if self.transport.get_write_buffer_size() >= self._untaken_bytes:
+            if not self._moved and self.transport.get_write_buffer_size() >= self._untaken_bytes:
                 self.transport.abort()
             else:
                 self._watch()

@@ -21,6 +21,7 @@ from google.protobuf.message import DecodeError
 
 from rayqueue.errors import (
     InvalidInputError,
+    RateLimitedError,
     RayQueueError,
     SessionGoneError,
 )
@@ -97,6 +98,16 @@ class Messages:
         raw = await anext(self._raw)
         self.size_bytes = len(raw)
         return self._decode(raw)
+
+
+async def paced(take: Callable[[], None]) -> None:
+    """Take a share once there is one: a stream is slowed down, for its caller waits while nobody reads it."""
+    while True:
+        try:
+            take()
+            return
+        except RateLimitedError as error:
+            await asyncio.sleep(error.details["retry_after_ms"] / 1000)
 
 
 class _Calls:
@@ -216,6 +227,8 @@ class _Calls:
             await context.abort_with_status(status_of(cut_off(changes=not _reads(self._method))))
         except grpc.aio.AbortError:
             raise
+        except grpc.aio.InternalError as error:  # what is written to a caller who has gone
+            _log.debug("%s: the caller has gone: %s", self._method, error)
         except Exception:  # noqa: BLE001  # a bug: the log has it, the caller is not told
             _log.exception("%s has failed", self._method)
             await context.abort(grpc.StatusCode.INTERNAL, "the gateway has failed; its log says why")

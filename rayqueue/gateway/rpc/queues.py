@@ -72,11 +72,12 @@ class WorkQueues(QueueServiceServicer):
         told, before = await self._queues.put_once(
             rpc.caller,
             request.queue,
-            f"grpc-put:{request.idempotency_key}",
+            request.idempotency_key,
             contents,
             columns,
             wanted,
             lambda put: answer_of(put).SerializeToString(),
+            kind="grpc-put:",
         )
         answer = pb.PutJobsResponse.FromString(told)
         answer.replayed = before

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import json
 import socket
@@ -14,7 +15,12 @@ import httpx
 import pytest
 import schemathesis
 from hypothesis import HealthCheck, settings
+from uvicorn import Config
+from uvicorn.server import ServerState
 
+from rayqueue.config import GatewaySettings
+from rayqueue.gateway.limits import Slots
+from rayqueue.gateway.rest.connections import protocol_of
 from rayqueue.gateway.rest.openapi import document
 from rayqueue.gateway.server import Gateway
 from rayqueue.gateway.values import depth_of
@@ -238,6 +244,55 @@ def test_who_does_not_take_his_answer_is_hung_up_on(
         while taken < 2_000_000:
             taken += len(made.recv(100_000))
             time.sleep(0.05)
+
+
+class Taken:
+    """A transport, as far as a connection looks at what its caller has not taken."""
+
+    def __init__(self) -> None:
+        self.size_bytes = 0
+        self.aborted = False
+
+    def get_extra_info(self, _: str) -> None:
+        return None
+
+    def get_write_buffer_size(self) -> int:
+        return self.size_bytes
+
+    def is_closing(self) -> bool:
+        return self.aborted
+
+    def abort(self) -> None:
+        self.aborted = True
+
+
+@pytest.mark.slow
+def test_who_takes_his_answers_may_have_the_next_one_on_its_way() -> None:
+    async def run() -> None:
+        settings = GatewaySettings(slow_timeout_ms=100)
+        config = Config(lambda: None)
+        make: Any = protocol_of(settings, Slots("connections", 9))
+        connection = make(config=config, server_state=ServerState(), app_state={}, _loop=asyncio.get_running_loop())
+        transport = Taken()
+        connection.connection_made(transport)
+        connection._arrived()  # the request is there
+        for _ in range(30):
+            transport.size_bytes += 1  # the one before is taken, and this one is larger
+            connection.on_response_complete()
+            await asyncio.sleep(0.02)
+            assert not transport.aborted
+        connection.pause_writing()
+        for _ in range(30):
+            transport.size_bytes += 1  # a stream that is full again and again
+            connection.resume_writing()
+            connection.pause_writing()
+            await asyncio.sleep(0.02)
+            assert not transport.aborted
+        await asyncio.sleep(0.3)
+        assert transport.aborted
+        connection.connection_lost(OSError())
+
+    asyncio.run(run())
 
 
 def test_pages_and_what_is_not_there_count_as_requests(start: Callable[..., Gateway]) -> None:

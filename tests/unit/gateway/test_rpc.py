@@ -180,6 +180,48 @@ def test_a_stream_of_batches_is_answered_batch_by_batch(records: Any, admin: Any
     assert rq.topic("orders").records == 49
 
 
+@pytest.mark.slow
+def test_a_stream_of_too_much_is_slowed_down_and_not_ended(
+    rq: memory.MemoryQueue, start: Callable[..., Gateway]
+) -> None:
+    rq.create_topic("orders")
+    for limit in ({"requests_per_s": 20}, {"bytes_per_s": 20_000}):
+        gateway = start(**limit)
+        with grpc.insecure_channel(f"127.0.0.1:{gateway.grpc_port}") as channel:
+            batches = [pb.ProduceRequest(number=each, topic="orders", records=new(bytes(1000))) for each in range(50)]
+            began_s = time.monotonic()
+            answers = list(stub_of(RecordServiceStub, channel).Produce(iter(batches)))
+        assert sorted(each.number for each in answers) == list(range(50))
+        assert not any(each.problem.code for each in answers)
+        assert time.monotonic() - began_s > 1.0
+    assert rq.topic("orders").records == 100
+
+
+def test_a_text_that_repeats_what_was_sent_has_an_end(records: Any, admin: Any) -> None:
+    """A status is a header, and clients take 8 KiB of those."""
+    for letter in ("a", "ü", "\n", "€"):
+        name = letter * 20_000
+        told = refused(admin.CreateTopic, admin_pb2.CreateTopicRequest(name=name))
+        assert told == (grpc.StatusCode.INVALID_ARGUMENT, "invalid_input")
+        fetching = records.Fetch(pb.FetchRequest(topic=name))
+        assert refused(lambda stream=fetching: next(stream))[1] == "invalid_input"
+
+
+@pytest.mark.slow
+def test_a_caller_who_leaves_while_he_is_written_to_is_no_failure(
+    gateway: Gateway, rq: memory.MemoryQueue, caplog: pytest.LogCaptureFixture
+) -> None:
+    rq.create_topic("orders")
+    with rq.producer() as producer:
+        producer.send_many("orders", [bytes(6000)] * 2000)
+        producer.flush()
+    for _ in range(15):
+        with grpc.insecure_channel(f"127.0.0.1:{gateway.grpc_port}") as channel:
+            next(stub_of(RecordServiceStub, channel).Fetch(pb.FetchRequest(topic="orders")))
+    wait_for(lambda: not gateway.limits.streams._held, "all to be gone")
+    assert "has failed" not in caplog.text
+
+
 def test_fetch_reads_from_a_place_on_and_goes_on(records: Any, admin: Any) -> None:
     admin.CreateTopic(admin_pb2.CreateTopicRequest(name="orders"))
     records.Append(pb.AppendRequest(topic="orders", records=new(b"0", b"1", b"2")))
