@@ -172,6 +172,7 @@ class RayQueue(Factories, Twin):
         dedupe_window_ms: int = 300_000,
         result_ttl_ms: int = 3_600_000,
         max_leased: int = 50_000,
+        max_results_bytes: int | None = None,
         if_missing: bool = False,
         wait: bool = True,
         on_progress: Progress | None = None,
@@ -221,6 +222,7 @@ class RayQueue(Factories, Twin):
         dedupe_window_ms: int = UNCHANGED,
         result_ttl_ms: int = UNCHANGED,
         max_leased: int = UNCHANGED,
+        max_results_bytes: int | None = UNCHANGED,
         wait: bool = True,
         on_progress: Progress | None = None,
     ) -> TopicInfo:

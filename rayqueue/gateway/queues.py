@@ -18,6 +18,7 @@ from rayqueue.client.handle import RayQueue
 from rayqueue.client.queue.dead import DeadJob
 from rayqueue.client.queue.decoding import PeekedJob
 from rayqueue.client.queue.detached import DetachedQueue, JobLease, Kind, TakenJob
+from rayqueue.client.queue.handles import no_result
 from rayqueue.client.queue.job import JobId
 from rayqueue.client.queue.putting import job_options, place_of, with_options
 from rayqueue.client.queue.queue import JobQueue
@@ -328,11 +329,7 @@ class Queues:
         assert found is not None  # noqa: S101  # it is asked for without an end
         _queue(self._operations.again(caller), "describe", name)  # he has waited
         if found.state == "gone":
-            raise UnknownJobError(
-                f"there is no result of job {job} of {name}: none was wanted, or it was kept for result_ttl_ms and is "
-                "gone",
-                job=job,
-            )
+            raise no_result(name, job, found)
         return found
 
     async def cancel(self, caller: Caller, name: str, job: str) -> None:

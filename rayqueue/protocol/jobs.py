@@ -203,6 +203,9 @@ class JobStatus(msgspec.Struct, frozen=True, array_like=True):
     deliveries: int = 0
 
 
+ENDED = "ended"
+
+
 class JobResult(msgspec.Struct, frozen=True, array_like=True):
     """The result of a job, where one was wanted."""
 
@@ -210,6 +213,7 @@ class JobResult(msgspec.Struct, frozen=True, array_like=True):
     """``done``, ``dead``, ``cancelled``, ``pending``, or ``gone``: there is no result (any more)."""
     value: bytes | None = None
     reason: str = ""
+    """Of ``gone``: ``ENDED`` if there was such a job, which has ended. A replica of a release before does not say."""
     traceback: str = ""
 
 

@@ -695,7 +695,10 @@ class Jobs:
             awaited.reply(JobResult(result.state, result.value, result.reason, result.traceback))
             return
         row = jobs.rows.get(job_id)
-        if row is None or not row.want_result:
+        if row is None:
+            ended = job_id < self._partition.next_offset and _statuses(jobs, (job_id,))[0].state == "gone"
+            awaited.reply(JobResult("gone", reason=protocol.ENDED if ended else ""))
+        elif not row.want_result:
             awaited.reply(JobResult("gone"))
         else:
             awaited.reply(JobResult("dead" if row.state == State.DEAD else "pending"))
