@@ -34,7 +34,6 @@ from rayqueue.actors.keeper.plan import Behind, Doomed, ReplicaKey, Wanted
 from rayqueue.actors.keeper.scout import Scout
 from rayqueue.actors.keeper.witness import Witness
 from rayqueue.actors.ray_calls import FAILURES
-from rayqueue.cluster.brokers import Seen
 from rayqueue.cluster.commands import (
     CreateCluster,
     EndRebalance,
@@ -46,6 +45,7 @@ from rayqueue.cluster.commands import (
 from rayqueue.cluster.moves import Reason
 from rayqueue.cluster.placement import AliveBroker
 from rayqueue.cluster.repairs import forgettable
+from rayqueue.cluster.seen import Seen
 from rayqueue.ids import GroupId, ReplicaId
 from rayqueue.net.requests import in_time
 from rayqueue.partition.commands import expire_groups_command
@@ -176,7 +176,8 @@ class Keeper:
             self._hands.begin("rebalanced", self._end_rebalance(view.rebalance))
         elif self._scout.is_due(eager=eager):
             self._hands.begin("scout", self._scout.look(view, self._alive(), eager=eager))
-        seen = Seen(self._scout.leaders, dict(self._mover.paces), dict(self._mover.waiting))
+        paces, waiting, sizes = dict(self._mover.paces), dict(self._mover.waiting), dict(self._scout.sizes)
+        seen = Seen(self._scout.leaders, paces, waiting, sizes)
         if seen != self._told_seen:
             self._told_seen = seen
             self._hands.replica.run(lambda: self._hands.replica.service.tell_seen(seen))

@@ -21,12 +21,13 @@ from rayqueue.actors.keeper.plan import ReplicaKey
 from rayqueue.actors.keeper.scout import Scout
 from rayqueue.actors.ray_calls import FAILURES
 from rayqueue.cluster import moves
-from rayqueue.cluster.brokers import Pace
 from rayqueue.cluster.commands import BeginMove, CancelMove, DropPlanned, FinishMove
+from rayqueue.cluster.disks import spare_bytes
 from rayqueue.cluster.moves import Move, Need, Reason
 from rayqueue.cluster.placement import AliveBroker
 from rayqueue.cluster.repairs import Absences, found_of, needs_of, stuck
-from rayqueue.cluster.sites import room, spare_bytes
+from rayqueue.cluster.seen import Pace
+from rayqueue.cluster.sites import room
 from rayqueue.config import ClusterSettings
 from rayqueue.errors import ChangeInProgressError, LearnerBehindError, NotInSyncError, RayQueueError
 from rayqueue.ids import GroupId, ReplicaId

@@ -13,7 +13,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rayqueue.cluster.brokers import Seen
 from rayqueue.cluster.catalog import BrokerRow, PlacedReplica
 from rayqueue.cluster.commands import AnyCommand, check_readable, encode_command
 from rayqueue.cluster.coordinator import Coordinator
@@ -21,6 +20,7 @@ from rayqueue.cluster.machine import SEGMENT_BYTES, ClusterMachine
 from rayqueue.cluster.moves import Move, Planned
 from rayqueue.cluster.placement import AliveBroker
 from rayqueue.cluster.recoveries import Recovery
+from rayqueue.cluster.seen import Seen
 from rayqueue.cluster.tables import COORDINATOR
 from rayqueue.cluster.transactions import CommitRow
 from rayqueue.config import Settings
@@ -124,7 +124,7 @@ class CoordinatorService(Service):
 
     def tell_seen(self, seen: Seen) -> None:
         """Note the keeper's observations, for whoever asks how things are."""
-        self._coordinator.seen = seen
+        self._coordinator.tell_seen(seen)
 
     def ask(self, call: CoordinatorCall, reply: Callable[[Any], None]) -> None:
         """A client's call, by somebody in the same process."""
