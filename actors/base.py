@@ -12,8 +12,9 @@ that finds nothing at all cannot know. It says so (``StoreMissingError``), and
 the keeper, which knows whether the replica was ever made, starts it again.
 A replica that cannot start stays, does nothing, and answers every call with
 the reason (``StoreMissingError`` and others): an actor that fails while it is
-constructed would leave no more than a text. A failure of the running engine
-ends the process at once.
+constructed would leave no more than a text. One whose store is missing looks
+for it again and again, and is restarted once it is there: its disk was mounted
+late. A failure of the running engine ends the process at once.
 
 **Peers.** A replica listens on a new port each time it starts. It asks the
 actors of the other replicas, which it finds by name, where they listen, until
@@ -68,6 +69,7 @@ ReplicaT = TypeVar("ReplicaT", bound="Replica[Any]")
 _PEER_ANSWER_S = 2.0
 _LOCK_PATIENCE_S = 20.0
 _LOCK_RETRY_S = 0.05
+_DATA_AGAIN_S = 1.0
 _PEER_RETRY_MIN_MS, _PEER_RETRY_MAX_MS = 100, 1000
 
 
@@ -124,8 +126,13 @@ class ReplicaActor(Generic[ReplicaT]):
             _log.critical("cannot start: %s", error)
             self._started = error
             if isinstance(error, StoreMissingError | DamagedLogError):
-                telling = report_loss(spec.group_id, spec.replica_id, spec.settings, str(error), insist=True)
+                missing = type(error) is StoreMissingError  # not one of its kinds, which has found something
+                telling = report_loss(
+                    spec.group_id, spec.replica_id, spec.settings, str(error), insist=True, missing=missing
+                )
                 self._reporting = asyncio.get_running_loop().create_task(telling)
+                if missing:
+                    self._waiting = asyncio.get_running_loop().create_task(self._wait_for_data())
             return
         self._loop = asyncio.get_running_loop()
         self._look_for_peers = asyncio.Event()
@@ -175,6 +182,15 @@ class ReplicaActor(Generic[ReplicaT]):
                 if time.monotonic() > deadline_s:
                     die(error)
             time.sleep(_LOCK_RETRY_S)
+
+    async def _wait_for_data(self) -> None:
+        """Its disk may be mounted late: then Ray starts this process again, and it goes on from there."""
+        from rayqueue.log.lmdb_file import DATA_FILE
+
+        while True:
+            if await asyncio.to_thread(os.path.exists, self._spec.path / DATA_FILE):
+                die(StoreMissingError(f"the store at {self._spec.path} was missing, and is there now"))
+            await asyncio.sleep(_DATA_AGAIN_S)
 
     @property
     def _replica(self) -> ReplicaT:

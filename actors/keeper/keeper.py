@@ -153,7 +153,7 @@ class Keeper:
         drained = {broker: fate for broker, node_id in here.items() if node_id in leaving}
         await self._witness.look(view, here.keys(), self._mover.given_up, drained)
         if not self._expects_more():
-            self._mover.look(view, self._alive(), self._scout.sizes)
+            self._mover.look(view, self._alive(), self._crew.failing)
             self._look_further(view)
         if not (self._expects_more() or self._misses_some(view)):
             self._own.grow(view, self._alive(), self._mover.given_up.keys() | self._draining)
@@ -174,7 +174,7 @@ class Keeper:
         eager = (view.rebalance is not None and not moving) or self._census.hurries
         if eager and not moving and view.rebalance is not None and self._scout.settled == view.rebalance:
             self._hands.begin("rebalanced", self._end_rebalance(view.rebalance))
-        elif self._scout.is_due(eager=eager):
+        elif self._scout.is_due(eager=eager or not self._census.current.keys() <= self._scout.disks.keys()):
             self._hands.begin("scout", self._scout.look(view, self._alive(), eager=eager))
         paces, waiting, sizes = dict(self._mover.paces), dict(self._mover.waiting), dict(self._scout.sizes)
         seen = Seen(self._scout.leaders, paces, waiting, sizes)

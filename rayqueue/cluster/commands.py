@@ -145,6 +145,19 @@ class ReplicaLost(Command, frozen=True):
     group_id: str
     replica_id: str
     why: str
+    missing: bool = False
+    """There was nothing where its data should be, so its process has promised nothing since. Should its disk be mounted
+    late, it is what it was (``ReplicaFound``)."""
+
+
+class ReplicaFound(Command, frozen=True):
+    """A replica that was ``missing`` runs again, with all that it had acknowledged: it is lost no longer.
+
+    Answers whether it was lost. Void if it was ever found damaged, or to have forgotten something.
+    """
+
+    group_id: str
+    replica_id: str
 
 
 class BeginMove(Command, frozen=True):
@@ -403,6 +416,7 @@ AnyCommand = (
     | ReplicasMade
     | ReplicasRemoved
     | ReplicaLost
+    | ReplicaFound
     | BeginMove
     | FinishMove
     | CancelMove

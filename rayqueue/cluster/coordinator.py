@@ -369,7 +369,8 @@ class Coordinator:
                 case StopRebalance():
                     self._then_cluster(commands.EndRebalance(0), reply)
                 case ReportReplica():
-                    self._write(commands.ReplicaLost(call.group_id, call.replica_id, call.why[:MAX_WHY]), reply)
+                    why = call.why[:MAX_WHY]
+                    self._write(commands.ReplicaLost(call.group_id, call.replica_id, why, call.missing), reply)
                 case GetTopics() | DescribeCluster() | ListGroups() | DescribeGroup() | GetEvents():
                     self._read(partial(self._answer, call), reply)
                 case _:

@@ -13,7 +13,7 @@ leader's, in memory (``coordinator``).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -51,6 +51,7 @@ from rayqueue.cluster.commands import (
     PutBroker,
     RecoverGroup,
     RecoverySettled,
+    ReplicaFound,
     ReplicaLost,
     ReplicasMade,
     ReplicasRemoved,
@@ -148,6 +149,11 @@ class ClusterMachine:
         return self._catalog.lost
 
     @property
+    def missing(self) -> Collection[ReplicaKey]:
+        """Those of them that have only found nothing: their data may come back."""
+        return self._catalog.missing
+
+    @property
     def moves(self) -> Mapping[str, Move]:
         """Replicas that are being replaced, by Raft group."""
         return self._catalog.moves
@@ -228,6 +234,8 @@ class ClusterMachine:
                 return catalog.replicas_removed(replicas)
             case ReplicaLost():
                 return catalog.replica_lost(command)
+            case ReplicaFound(group_id, replica_id):
+                return catalog.replica_found(ReplicaKey(group_id, replica_id))
             case BeginMove():
                 return catalog.begin_move(command)
             case FinishMove(group_id, add):

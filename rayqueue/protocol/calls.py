@@ -568,6 +568,8 @@ class ReportReplica(Call, frozen=True, kw_only=True):
     group_id: str
     replica_id: str = msgspec.field(name="node")  # as every release has called it on the wire
     why: str
+    missing: bool = False
+    """There was nothing where its data should be: if that comes back (a disk that was mounted late) it is trusted."""
 
 
 class DrainBroker(Call, frozen=True, kw_only=True):

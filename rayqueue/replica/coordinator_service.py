@@ -73,6 +73,8 @@ class ClusterView(NamedTuple):
     """By partition, how many members of groups read it on each Ray node; of topics that want to be led there."""
     commits: Mapping[tuple[int, int], CommitRow] = {}
     """Transactions that were committed, and whose participants may not all know it."""
+    missing: frozenset[tuple[str, str]] = frozenset()
+    """Of those that are lost, the ones that have only found nothing where their data should be."""
 
 
 class CoordinatorService(Service):
@@ -202,6 +204,7 @@ class CoordinatorService(Service):
             None if machine.rebalance is None else machine.rebalance.number,
             self._readers(),
             dict(machine.transactions.commits),
+            frozenset((key.group_id, key.replica_id) for key in machine.missing),
         )
 
     def _readers(self) -> Mapping[tuple[str, int], Mapping[str, int]]:
