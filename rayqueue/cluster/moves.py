@@ -24,10 +24,11 @@ partition is away, and never one that leads: it hands over first.
 
 A move whose new replica is lost, or its broker, before step 3 is undone, and
 another place is looked for; so is one whose new replica cannot be made (``patience``).
-After step 3 it is finished, if the others can decide without the old one: the new
-replica is the one that has to be replaced then. A move for a broker that was away is
-undone, too, if that broker is back before step 3: what it has is worth more than
-what would be copied. So is one for a replica that was only missing, and is found.
+After step 3 it is finished, if the others can decide without the old one and it does
+not lead: the new replica is the one that has to be replaced then. A move for a broker
+that was away is undone, too, if that broker is back before step 3: what it has is worth
+more than what would be copied. So is one for a replica that was only missing, and is
+found.
 """
 
 from __future__ import annotations
@@ -167,7 +168,8 @@ def _step(move: Move, found: Found, here: Collection[str]) -> Step | None:
             return None
         return Promote(add) if add in members.learners else AddLearner(add)
     if remove and remove == found.leader:
-        return Transfer(add)
+        # One that leads is of more use than one that is gone: then the move is undone after all.
+        return RemoveVoter(add) if found.lost or move.broker not in here else Transfer(add)
     if remove not in members.everyone:
         return Finish()
     if _can_go(remove, found):

@@ -100,6 +100,14 @@ def test_a_move_to_a_broker_that_is_gone_is_undone_before_the_new_one_votes_and_
     assert step(here=gone, voters=("r1", "r2", "r3", "r3.1")) == moves.RemoveVoter(R3)
 
 
+def test_an_old_one_that_leads_does_not_wait_for_a_new_one_that_is_gone() -> None:
+    """Found by the simulator: it was to hand over to the new one, for ever."""
+    four = ("r1", "r2", "r3", "r3.1")
+    assert step(voters=four, leader=R3) == moves.Transfer(NEW)
+    assert step(voters=four, leader=R3, here=("b1", "b2", "b3")) == moves.RemoveVoter(NEW)
+    assert step(voters=four, leader=R3, lost=True) == moves.RemoveVoter(NEW)
+
+
 def test_a_move_that_is_undone_when_the_old_one_is_out_leaves_it_to_be_replaced() -> None:
     """Found by the simulator: a request to remove the new one came when it voted, and the old one had left."""
     neither = ("r1", "r2")
