@@ -152,15 +152,22 @@ class ReplicaActor(Generic[ReplicaT]):
 
         spec = self._spec
         self._telling: asyncio.Task[None] | None = None
-        said = ""
+        said, reported = "", ""
         for tries in count(1):
             if str(error) != said:
                 said = str(error)
                 _log.critical("cannot start: %s", said)
-            refused = error.details.get("reason") == "disk" and tries >= _TRIES
-            if self._telling is None and (refused or isinstance(error, StoreMissingError | DamagedLogError)):
-                report = report_loss(spec.group_id, spec.replica_id, spec.settings, said, insist=True)
-                self._telling = self._loop.create_task(report)
+            missing = type(error) is StoreMissingError  # not one of its kinds, which has found something
+            lost = missing or isinstance(error, StoreMissingError | DamagedLogError)
+            if lost or (error.details.get("reason") == "disk" and tries >= _TRIES):
+                kind = "missing" if missing else "lost" if lost else "refused"
+                if kind != reported:  # what was only missing may be found damaged
+                    if self._telling is not None:
+                        self._telling.cancel()
+                    report = report_loss(
+                        spec.group_id, spec.replica_id, spec.settings, said, insist=True, missing=missing
+                    )
+                    self._telling, reported = self._loop.create_task(report), kind
             if not _may_pass(error):
                 return
             await asyncio.sleep(_TRY_AGAIN_S)

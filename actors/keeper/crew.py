@@ -19,7 +19,7 @@ from rayqueue.actors._ray import pinned_to
 from rayqueue.actors.coordinator_actor import CoordinatorSpec
 from rayqueue.actors.keeper import nodes
 from rayqueue.actors.keeper.census import Census
-from rayqueue.actors.keeper.hands import Hands
+from rayqueue.actors.keeper.hands import Hands, in_short
 from rayqueue.actors.keeper.home import ClusterManifest, Home
 from rayqueue.actors.keeper.plan import (
     Behind,
@@ -45,6 +45,7 @@ from rayqueue.config import Settings
 from rayqueue.errors import (
     DamagedLogError,
     DiskFullError,
+    NoBrokerError,
     NotLeaderError,
     RayQueueError,
     ReplicaClosedError,
@@ -90,6 +91,8 @@ class Crew:
         self._starting: dict[str, asyncio.Semaphore] = {}
         """By host: what one machine starts at the same time."""
         self.made: set[ReplicaKey] = set()
+        self.failing: dict[ReplicaKey, str] = {}
+        """New replicas that could not be made when that was last tried, and why."""
         self.removed: set[ReplicaKey] = set()
         self.configured: dict[str, int] = {}
         """Which version of its topic's settings a partition has, by Raft group."""
@@ -97,6 +100,7 @@ class Crew:
     def lead_no_more(self) -> None:
         """Another coordinator leads, and finds out for itself what is made, removed and told."""
         self.made.clear()
+        self.failing.clear()
         self.removed.clear()
         self.configured.clear()
 
@@ -106,6 +110,8 @@ class Crew:
         partitions = {
             partition.group_id: (info, partition) for info in view.topics.values() for partition in info.partitions
         }
+        unmade = {each.key for each in wanted if each.unmade}
+        self.failing = {key: why for key, why in self.failing.items() if key in unmade}
         for step in plan(Picture(self._census.current, actors, wanted, doomed, behind, busy)):
             key = step.group_id if isinstance(step, Configure) else step.key
             self._hands.begin(key, self._take(step, partitions))
@@ -132,6 +138,18 @@ class Crew:
         return found
 
     async def _take(self, step: Step, partitions: Mapping[str, tuple[TopicInfo, PartitionInfo]]) -> None:
+        makes = isinstance(step, Confirm) or (isinstance(step, Start | Restart) and step.create)
+        made = step.key if makes and not isinstance(step, Configure) else None
+        try:
+            await self._take_now(step, partitions)
+        except FAILURES as error:
+            if made is not None and not isinstance(error, NoBrokerError):
+                self.failing[made] = in_short(error)
+            raise
+        if made is not None:
+            self.failing.pop(made, None)
+
+    async def _take_now(self, step: Step, partitions: Mapping[str, tuple[TopicInfo, PartitionInfo]]) -> None:
         match step:
             case Start(key, broker, create):
                 await self._start(key, broker, create, partitions)

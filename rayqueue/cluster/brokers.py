@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import msgspec
 
 from rayqueue.cluster import commands
 from rayqueue.cluster.catalog import recreated_topic, unknown_topic
 from rayqueue.cluster.commands import BeginMove, RecoverGroup
+from rayqueue.cluster.disks import reserve, spare_bytes
 from rayqueue.cluster.machine import ClusterMachine
 from rayqueue.cluster.moves import Move, Reason
 from rayqueue.cluster.recoveries import Recovery
+from rayqueue.cluster.seen import Seen
 from rayqueue.cluster.sites import Sites
 from rayqueue.errors import InvalidInputError, InvariantBrokenError, MembershipError, UnknownPartitionError
 from rayqueue.ids import ReplicaId
@@ -40,35 +40,9 @@ MAX_PLANNED = 5_000
 """Moves of one plan: it is one entry of the coordinator's log."""
 
 
-class Pace(NamedTuple):
-    """How a move gets on."""
-
-    size_bytes: int
-    copied_bytes: int
-    bytes_per_s: int
-
-    @property
-    def left_ms(self) -> int | None:
-        left_bytes = max(0, self.size_bytes - self.copied_bytes)
-        return left_bytes * 1000 // self.bytes_per_s if self.bytes_per_s else None
-
-
-@dataclass(frozen=True, slots=True)
-class Seen:
-    """What the leading coordinator's keeper has seen of the cluster lately. Nobody needs it to decide anything."""
-
-    leaders: Mapping[str, str] | None = None
-    """Brokers by the Raft group that each leads; None before the first look."""
-    paces: Mapping[str, Pace] = field(default_factory=dict)
-    """Of moves, by Raft group."""
-    waiting: Mapping[str, str] = field(default_factory=dict)
-    """By Raft group: what should be done, and what that waits for."""
-
-
 def cluster_info(
     machine: ClusterMachine,
     sites: Sites,
-    seen: Seen,
     coordinator: str,
     term: int,
     first_coordinators: Mapping[ReplicaId, str] | None = None,
@@ -77,7 +51,8 @@ def cluster_info(
     first = Counter(
         broker for replica_id, broker in (first_coordinators or {}).items() if replica_id not in machine.coordinators
     )
-    counts, room, spare = machine.replica_counts(), sites.room(), sites.spare_bytes()
+    counts, room, seen = machine.replica_counts(), sites.room(), sites.seen
+    spare, promised = spare_bytes(sites.alive.values(), sites.settings), sites.promised_bytes()
     leaders = None if seen.leaders is None else Counter(seen.leaders.values())
     brokers: list[Broker] = []
     for name, row in sorted(machine.brokers.items()):
@@ -99,6 +74,7 @@ def cluster_info(
                 0 if alive is None else alive.disk_free_bytes,
                 spare.get(name),
                 alive is not None and alive.leaving,
+                promised.get(name, 0),
             )
         )
     return ClusterInfo(
@@ -161,18 +137,18 @@ def rebalance_command(sites: Sites, call: BeginRebalance, now_ms: int) -> comman
     not there."""
     if len(call.moves) > MAX_PLANNED:
         raise InvalidInputError(f"{len(call.moves)} moves are more than one plan has ({MAX_PLANNED})", key="moves")
-    room, spare = dict(sites.room()), dict(sites.spare_bytes())
+    room, spare = sites.room(), sites.spare_bytes()
     for each in call.moves:
         if each.size_bytes < 0:
             raise InvalidInputError("a replica has no less than 0 bytes", key="size_bytes")
         _check_target(sites, each.broker)
-        if room.get(each.broker, 1) <= 0 or spare.get(each.broker, each.size_bytes) < each.size_bytes:
-            sites.check_room(each.broker, each.size_bytes)
+        size_bytes = max(each.size_bytes, sites.seen.sizes.get(each.group_id, 0))
+        if room.get(each.broker, 1) <= 0 or spare.get(each.broker, size_bytes) < size_bytes:
+            sites.check_room(each.broker, size_bytes)
             raise InvalidInputError(f"the plan is more than broker {each.broker} takes; plan anew", broker=each.broker)
         if each.broker in room:
             room[each.broker] -= 1
-        if each.broker in spare:
-            spare[each.broker] -= each.size_bytes
+        reserve(spare, sites.alive.values(), each.broker, size_bytes)
     return commands.BeginRebalance(
         tuple((each.group_id, each.remove, each.broker, each.size_bytes) for each in call.moves), now_ms
     )
@@ -247,6 +223,6 @@ def move_command(machine: ClusterMachine, sites: Sites, call: MoveReplica) -> Be
             f"that has none; not from {call.source} to {call.target}"
         )
     _check_target(sites, call.target)
-    sites.check_room(call.target, max(0, call.size_bytes))
+    sites.check_room(call.target, max(0, call.size_bytes, sites.seen.sizes.get(partition.group_id, 0)))
     replica_id = next(replica.replica_id for replica in partition.replicas if replica.broker == call.source)
     return BeginMove(partition.group_id, replica_id, call.target, Reason.ASKED, "an operator asked for it")

@@ -123,6 +123,13 @@ class _Counters(msgspec.Struct, array_like=True):
     """How many were begun: their numbers are in the ids of the new replicas, which nobody had before."""
 
 
+class _LostRow(msgspec.Struct, frozen=True, array_like=True):
+    group_id: str
+    replica_id: str
+    why: str
+    missing: bool = False
+
+
 class _TopicRow(msgspec.Struct, frozen=True, array_like=True):
     info: TopicInfo
     attempt: str
@@ -308,8 +315,7 @@ class Catalog:
         if known is not None and known.draining:  # whoever asks for it did not know that yet
             return
         replica = PlacedReplica(command.group_id, command.replica_id, command.broker, "", 0)
-        if self.lost.pop(replica.key, None) is not None:  # said of an id that nobody had yet
-            self._store.delete(META, replica.key.row_key(_LOST))
+        self._lost_no_more(replica.key)  # said of an id that nobody had yet
         self._put_coordinator(replica)
         self._mark(self.unmade, _UNMADE, replica)
 
@@ -330,15 +336,30 @@ class Catalog:
         known = self._may_coordinate(key.replica_id) if key.group_id == COORDINATOR else self._find(key) is not None
         if not known or key in self.unmade:
             return False
-        if self.lost.get(key) != command.why:
-            self.lost[key] = command.why
-            self._store.put(META, key.row_key(_LOST), _encode((*key, command.why)))
+        missing = command.missing and (key not in self.lost or key in self.missing)
+        row = _LostRow(*key, command.why, missing)
+        if (self.lost.get(key), key in self.missing) != (row.why, row.missing):
+            self._note_lost(row)
+            self._store.put(META, key.row_key(_LOST), _encode(row))
         return True
 
-    def replica_found(self, key: ReplicaKey) -> None:
+    def replica_found(self, key: ReplicaKey) -> bool:
+        found = key in self.missing or (key in self.lost and self._is_only(key))
+        if found:
+            self._lost_no_more(key)
+        return found
+
+    def _is_only(self, key: ReplicaKey) -> bool:
         found = self.partition(key.group_id)
-        if found is None or [each.replica_id for each in found[1].replicas] != [key.replica_id]:
-            return
+        return found is not None and [each.replica_id for each in found[1].replicas] == [key.replica_id]
+
+    def _note_lost(self, row: _LostRow) -> None:
+        key = ReplicaKey(row.group_id, row.replica_id)
+        self.lost[key] = row.why
+        (self.missing.add if row.missing else self.missing.discard)(key)
+
+    def _lost_no_more(self, key: ReplicaKey) -> None:
+        self.missing.discard(key)
         if self.lost.pop(key, None) is not None:
             self._store.delete(META, key.row_key(_LOST))
 
@@ -475,8 +496,7 @@ class Catalog:
         """It is out of service, and its data is to be deleted."""
         self.plans.drop((replica.key,))
         self._strike(self.unmade, _UNMADE, (replica.key,))
-        if self.lost.pop(replica.key, None) is not None:
-            self._store.delete(META, replica.key.row_key(_LOST))
+        self._lost_no_more(replica.key)
         self._mark(self.doomed, _DOOMED, replica)
 
     def _in_service(self, key: ReplicaKey) -> PlacedReplica | None:
@@ -548,6 +568,8 @@ class Catalog:
         """Groups that partitions have still to forget, and up to which generation."""
         self.lost: dict[ReplicaKey, str] = {}
         """Replicas whose data is lost, and what they said of it."""
+        self.missing: set[ReplicaKey] = set()
+        """Those of them whose data is not where it should be, and no more is known against them."""
         self.moves: dict[str, Move] = {}
         """By Raft group."""
         self._attempts: dict[str, str] = {}
@@ -574,8 +596,7 @@ class Catalog:
                 replica = msgspec.msgpack.decode(row, type=PlacedReplica)
                 table[replica.key] = replica
         for row in self._rows(_LOST):
-            group_id, replica_id, why = msgspec.msgpack.decode(row, type=tuple[str, str, str])
-            self.lost[ReplicaKey(group_id, replica_id)] = why
+            self._note_lost(msgspec.msgpack.decode(row, type=_LostRow))
         self.recoveries.load()
         for row in self._rows(_MOVE):
             self._load_move(msgspec.msgpack.decode(row, type=Move))

@@ -145,11 +145,17 @@ class ReplicaLost(Command, frozen=True):
     group_id: str
     replica_id: str
     why: str
+    missing: bool = False
+    """There was nothing where its data should be, so its process has promised nothing since. Should its disk be mounted
+    late, it is what it was (``ReplicaFound``)."""
 
 
 class ReplicaFound(Command, frozen=True):
-    """The data of a partition's only replica is back after it was reported as lost. Answers None. Void if another one
-    has its place."""
+    """A replica that was ``missing`` runs again, with all that it had acknowledged: it is lost no longer.
+
+    Answers whether it was lost. Void if it was ever found damaged, or to have forgotten something; unless it is its
+    partition's only one, which contradicts nobody.
+    """
 
     group_id: str
     replica_id: str

@@ -13,7 +13,7 @@ leader's, in memory (``coordinator``).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -148,6 +148,11 @@ class ClusterMachine:
     def lost(self) -> Mapping[ReplicaKey, str]:
         """Replicas whose data is lost, and what they said of it. They are to be replaced."""
         return self._catalog.lost
+
+    @property
+    def missing(self) -> Collection[ReplicaKey]:
+        """Those of them that have only found nothing: their data may come back."""
+        return self._catalog.missing
 
     @property
     def moves(self) -> Mapping[str, Move]:

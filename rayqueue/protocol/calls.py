@@ -98,9 +98,11 @@ class Broker(msgspec.Struct, frozen=True, array_like=True):
     """Of the file system of its data directory; 0 if that is not known."""
     disk_free_bytes: int = 0
     disk_spare_bytes: int | None = None
-    """What may still be moved there (``cluster.disk_reserve_percent`` stays free); None if that is not known."""
+    """What may still be written there (``cluster.disk_reserve_percent`` stays free); None if that is not known."""
     leaving: bool = False
     """Ray drains its node, which may be taken away."""
+    disk_promised_bytes: int = 0
+    """What moves under way will still write there: as much less can be moved there besides."""
 
     @property
     def nearly_full(self) -> bool:
@@ -570,6 +572,8 @@ class ReportReplica(Call, frozen=True, kw_only=True):
     group_id: str
     replica_id: str = msgspec.field(name="node")  # as every release has called it on the wire
     why: str
+    missing: bool = False
+    """There was nothing where its data should be: if that comes back (a disk that was mounted late) it is trusted."""
 
 
 class DrainBroker(Call, frozen=True, kw_only=True):

@@ -69,6 +69,7 @@ def view_of(machine: ClusterMachine, *, leads: bool = True) -> ClusterView:
         dict(machine.replica_counts()),
         planned=tuple(machine.planned.values()),
         rebalance=None if machine.rebalance is None else machine.rebalance.number,
+        missing=frozenset((key.group_id, key.replica_id) for key in machine.missing),
     )
 
 
