@@ -59,7 +59,7 @@ def run(path: Path, patch: pytest.MonkeyPatch, *outcomes: Any, rounds: int = 8) 
     """The actor after so many pauses, and what it has reported."""
     reports: list[str] = []
 
-    async def report_loss(*told: Any, insist: bool) -> None:
+    async def report_loss(*told: Any, insist: bool, missing: bool) -> None:
         reports.append(f"{told[1]} {told[3]}")
         await asyncio.sleep(60)
 
