@@ -16,7 +16,7 @@ help:
 	@echo "make demo                      set up, then show that a killed leader loses nothing"
 	@echo "make quick                     lint, types, import rules and the fast unit tests: one to two minutes on two cores, for people at work"
 	@echo "make test                      set up, then lint, types, import rules and tests"
-	@echo "make sim SCHEDULES=n SEED=s    n seeded fault schedules of the simulator; WORLD=losses: of two lost disks at a time; cluster: of the coordinator; applications: of whole clients; jobs: of work queues; transactions: of transactions"
+	@echo "make sim SCHEDULES=n SEED=s    n seeded fault schedules of the simulator; WORLD=losses: of two lost disks at a time; grown: of a group that grew from one; cluster: of the coordinator; applications: of whole clients; jobs: of work queues; transactions: of transactions"
 	@echo "make mutations                 each rule switched off: the simulator has to notice, by the promise that is then broken"
 	@echo "make fuzz INPUTS=n SEED=s      n wrong inputs for every decoder of others' bytes, then for a live replica"
 	@echo "make chaos [SLICE=1]           nodes, coordinators, leaders, drivers and queries killed on real clusters; some minutes"

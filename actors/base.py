@@ -17,10 +17,10 @@ refuses (``reason="disk"``) after some tries, and what may pass by itself is tri
 again. A failure of the running engine ends the process at once.
 
 **Peers.** A replica listens on a new port each time it starts. It asks the
-actors of the other replicas, which it finds by name, where they listen, until
-each has answered once, and dials them; they learn where it listens from the
-connection. Of two replicas that restart, the later one finds the earlier one,
-so all find each other without anybody keeping addresses.
+actors of the other replicas, which it finds by name, where they listen, as long
+as it has no connection with them (``rayqueue.actors.meeting``), and dials them;
+they learn where it listens from the connection. So all find each other without
+anybody keeping addresses.
 
 **Imports.** Ray loads an actor's class in every process that gets a handle of
 it, so every client pays for what is imported here and in the subclasses. What
@@ -38,8 +38,10 @@ import shutil
 import sys
 import time
 import warnings
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection, Coroutine
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, NoReturn, TypeVar
@@ -47,6 +49,7 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, NoReturn, TypeVar
 import ray
 from ray.exceptions import RayError
 
+from rayqueue.actors.meeting import Address, Meeting
 from rayqueue.actors.names import actor_name, check_id, readable
 from rayqueue.actors.replies import Reply
 from rayqueue.config import Settings
@@ -59,8 +62,8 @@ from rayqueue.errors import (
     StoreMissingError,
 )
 from rayqueue.ids import GroupId, ReplicaId
-from rayqueue.net.backoff import longest_s
 from rayqueue.net.endpoint import Endpoint
+from rayqueue.net.lasting import lasting
 from rayqueue.net.requests import in_time
 
 if TYPE_CHECKING:
@@ -71,7 +74,6 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-Address = tuple[str, int]
 ReplicaT = TypeVar("ReplicaT", bound="Replica[Any]")
 
 _PEER_ANSWER_S = 2.0
@@ -79,7 +81,6 @@ _LOCK_PATIENCE_S = 20.0
 _LOCK_RETRY_S = 0.05
 _TRIES, _TRY_AGAIN_S = 3, 10.0
 """A disk that refuses is reported after so many starts in vain. What may pass is tried again so often."""
-_PEER_RETRY_MIN_MS, _PEER_RETRY_MAX_MS = 100, 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +123,6 @@ class ReplicaActor(Generic[ReplicaT]):
 
     def __init__(self, spec: ReplicaSpec) -> None:
         self._spec = spec
-        self._addresses: dict[ReplicaId, Address] = {}
         _mark_logs(f"{spec.group_id} {spec.replica_id}")
         self._loop = asyncio.get_running_loop()
         self._started: ReplicaT | RayQueueError = self._attempt()
@@ -152,15 +152,22 @@ class ReplicaActor(Generic[ReplicaT]):
 
         spec = self._spec
         self._telling: asyncio.Task[None] | None = None
-        said = ""
+        said, reported = "", ""
         for tries in count(1):
             if str(error) != said:
                 said = str(error)
                 _log.critical("cannot start: %s", said)
-            refused = error.details.get("reason") == "disk" and tries >= _TRIES
-            if self._telling is None and (refused or isinstance(error, StoreMissingError | DamagedLogError)):
-                report = report_loss(spec.group_id, spec.replica_id, spec.settings, said, insist=True)
-                self._telling = self._loop.create_task(report)
+            missing = type(error) is StoreMissingError  # not one of its kinds, which has found something
+            lost = missing or isinstance(error, StoreMissingError | DamagedLogError)
+            if lost or (error.details.get("reason") == "disk" and tries >= _TRIES):
+                kind = "missing" if missing else "lost" if lost else "refused"
+                if kind != reported:  # what was only missing may be found damaged
+                    if self._telling is not None:
+                        self._telling.cancel()
+                    report = report_loss(
+                        spec.group_id, spec.replica_id, spec.settings, said, insist=True, missing=missing
+                    )
+                    self._telling, reported = self._loop.create_task(report), kind
             if not _may_pass(error):
                 return
             await asyncio.sleep(_TRY_AGAIN_S)
@@ -182,11 +189,14 @@ class ReplicaActor(Generic[ReplicaT]):
 
         spec = self._spec
         self._look_for_peers = asyncio.Event()
-        self._meeting = self._loop.create_task(self._meet_peers(replica))
-        self._reporting = self._loop.create_task(report_metrics(replica, spec.group_id, spec.replica_id))
-        watching = report_damage(replica, spec.group_id, spec.replica_id, spec.settings)
-        self._watching = self._loop.create_task(watching)
-        self._titled = self._loop.create_task(keep_title(replica))
+        named = spec.group_id, spec.replica_id
+        self._meeting = self._lasting(partial(self._meet_peers, replica), "meeting peers")
+        self._reporting = self._lasting(partial(report_metrics, replica, *named), "reporting metrics")
+        self._watching = self._lasting(partial(report_damage, replica, *named, spec.settings), "watching for damage")
+        self._titled = self._lasting(partial(keep_title, replica), "keeping the title")
+
+    def _lasting(self, work: Callable[[], Coroutine[Any, Any, None]], what: str) -> asyncio.Task[None]:
+        return self._loop.create_task(lasting(work, what))
 
     def __repr__(self) -> str:
         """Ray asks once, when the actor has started, and shows this in the dashboard and before its log lines for as
@@ -201,13 +211,16 @@ class ReplicaActor(Generic[ReplicaT]):
         raise NotImplementedError
 
     def _make_data(self) -> None:
+        if self._spec.create and not self._spec.path.exists() and self._never_made():
+            self._create()
+
+    def _create(self) -> None:
         from rayqueue.raft.replica_set import ReplicaSet
         from rayqueue.replica.start import create_replica
 
         spec = self._spec
-        if spec.create and not spec.path.exists() and self._never_made():
-            replicas = None if spec.voters is None else ReplicaSet.of(spec.voters)
-            create_replica(spec.path, spec.group_id, spec.replica_id, replicas, spec.settings)
+        replicas = None if spec.voters is None else ReplicaSet.of(spec.voters)
+        create_replica(spec.path, spec.group_id, spec.replica_id, replicas, spec.settings)
 
     def _never_made(self) -> bool:
         """Whether this replica, which has no data, certainly never had any."""
@@ -353,32 +366,31 @@ class ReplicaActor(Generic[ReplicaT]):
     # -- peers ---------------------------------------------------------------------------------
 
     async def _meet_peers(self, replica: Replica[Any]) -> None:
-        """Ask each other replica where it listens, until it has said so once. Ends with the replica."""
-        looks = 0
+        """Ask the other replicas where they listen, while they are not connected. Ends with the replica."""
+        meeting = Meeting()
         named: dict[ReplicaId, Address] = {}
 
-        async def meet(peer: ReplicaId) -> None:
-            """It is dialled as soon as it has answered: the others may take long, or be gone."""
+        def name(peers: Collection[ReplicaId]) -> None:
             nonlocal named
-            if peer not in self._addresses and (address := await self._address_of(peer)) is not None:
-                self._addresses = {**self._addresses, peer: address}
-            wanted = {peer: self._addresses[peer] for peer in members & self._addresses.keys()}
+            wanted = {peer: meeting.addresses[peer] for peer in peers if peer in meeting.addresses}
             if wanted != named:
                 replica.set_peers(wanted)
                 named = wanted
 
+        async def meet(peer: ReplicaId, peers: Collection[ReplicaId]) -> None:
+            """It is dialled as soon as it has answered: the others may take long, or be gone."""
+            address = await self._address_of(peer)
+            if address is not None and meeting.heard(peer, address):
+                name(peers)
+
         while True:
-            status = replica.status
-            members = {*status.voters, *status.learners} - {self._spec.replica_id}
-            await asyncio.gather(*map(meet, sorted(members)))
-            try:
-                pause_s = longest_s(_PEER_RETRY_MIN_MS, _PEER_RETRY_MAX_MS, looks)
-                await in_time(self._look_for_peers.wait(), pause_s)
-            except asyncio.TimeoutError:
-                looks += 1
-                continue
-            self._look_for_peers.clear()
-            looks = 0
+            peers, connected = replica.status.peers, replica.status.connected
+            name(peers)
+            due = meeting.due(time.monotonic(), peers, connected)
+            await asyncio.gather(*(meet(peer, peers) for peer in due))
+            with suppress(asyncio.TimeoutError):
+                await in_time(self._look_for_peers.wait(), meeting.pause_s(time.monotonic()))
+                self._look_for_peers.clear()
 
     async def _address_of(self, peer: ReplicaId) -> Address | None:
         name, namespace = actor_name(self._spec.group_id, peer), self._spec.settings.namespace

@@ -25,10 +25,17 @@ _AGAIN_S = 5.0
 
 
 async def report_loss(
-    group_id: GroupId, replica_id: ReplicaId, settings: Settings, why: str, *, insist: bool = False
+    group_id: GroupId,
+    replica_id: ReplicaId,
+    settings: Settings,
+    why: str,
+    *,
+    insist: bool = False,
+    missing: bool = False,
 ) -> None:
     """Returns once the coordinator has answered. A replica that was never made is not lost, and it says so.
-    ``insist``: only once it has it written down, or this is cancelled."""
+    ``insist``: only once it has it written down, or this is cancelled. ``missing``: nothing was found, and nothing that
+    was wrong; a disk that is mounted later brings the data back."""
     # Every replica's process watches itself; few have anything to tell.
     from rayqueue.actors.directory import RayDirectory
     from rayqueue.net.route import CoordinatorRoute
@@ -38,7 +45,9 @@ async def report_loss(
     try:
         while True:
             try:
-                known = await route.call(ReportReplica(group_id=group_id, replica_id=replica_id, why=why))
+                known = await route.call(
+                    ReportReplica(group_id=group_id, replica_id=replica_id, why=why, missing=missing)
+                )
             except RayQueueError as error:
                 _log.warning("the coordinator could not be told that %s is lost: %s", replica_id, error)
                 await asyncio.sleep(_AGAIN_S)

@@ -53,6 +53,7 @@ _PARTITION_GAUGES: dict[str, tuple[str, Callable[[PartitionMeasures], float]]] =
     "rayqueue_jobs_leased": ("jobs that workers have", lambda now: now.jobs_leased),
     "rayqueue_jobs_delayed": ("jobs that wait for their time", lambda now: now.jobs_delayed),
     "rayqueue_jobs_dead": ("dead letters", lambda now: now.jobs_dead),
+    "rayqueue_results_bytes": ("results of jobs that are kept", lambda now: now.results_bytes),
     "rayqueue_transactions_open": ("transactions that have not ended here", lambda now: now.transactions_open),
     "rayqueue_transaction_oldest_seconds": (
         "for how long the oldest of them has been open",
@@ -78,6 +79,7 @@ _PARTITION_COUNTERS: dict[str, tuple[str, Callable[[PartitionMeasures], float]]]
 }
 
 _PRODUCED: dict[str, tuple[str, Callable[[PartitionMeasures], float]]] = {
+    "rayqueue_results_evicted": ("results forgotten before their time, for room", lambda now: now.results_evicted),
     "rayqueue_produced_records": ("records committed, counted by the leader", lambda now: now.appended_records),
     "rayqueue_produced_bytes": ("the same in bytes of batches", lambda now: now.appended_bytes),
 }

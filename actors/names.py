@@ -40,5 +40,6 @@ def actor_name(group_id: GroupId, replica_id: ReplicaId) -> str:
 PREFIX = "rayqueue/"
 COORDINATOR_PREFIX = actor_name(COORDINATOR, ReplicaId(""))
 GATEWAY_PREFIX = "rayqueue-gateway/"
-"""Of gateways, which are no replicas: the keeper does not look after them."""
+"""Of gateways, which are no replicas: not the keeper looks after them, but the first of them
+(``rayqueue.gateway.tending``)."""
 STARTER = "rayqueue/starter"

@@ -27,6 +27,8 @@ from rayqueue.actors.base import ReplicaActor, ReplicaSpec, restarted
 from rayqueue.actors.keeper.herald import gone_nodes
 from rayqueue.actors.ray_calls import FAILURES
 from rayqueue.actors.replies import deliver
+from rayqueue.errors import RayQueueError, StorageError, StoreAbandonedError
+from rayqueue.ids import Offset
 
 if TYPE_CHECKING:
     from rayqueue.partition.settings import PartitionSettings
@@ -46,6 +48,8 @@ class PartitionSpec(ReplicaSpec):
     """All that a partition replica's process must know. Its group is the partition, such as ``orders-3``."""
 
     partition: PartitionSettings = field(default_factory=_default_settings)
+    begins_at: int | None = None
+    """Nothing is left of the partition: this replica is made as its only one, empty, with this as its next offset."""
 
 
 class PartitionActor(ReplicaActor["PartitionReplica"]):
@@ -65,6 +69,29 @@ class PartitionActor(ReplicaActor["PartitionReplica"]):
     def _end_tasks(self) -> None:
         self._loop.call_soon_threadsafe(self._settling.cancel)
         super()._end_tasks()
+
+    def _attempt(self) -> PartitionReplica | RayQueueError:
+        """If it was its group's only voter, the error says how far it had acknowledged: nobody else knows."""
+        from rayqueue.log.waymark import read_waymark
+
+        found = super()._attempt()
+        if not isinstance(found, StorageError) or isinstance(found, StoreAbandonedError):
+            return found
+        mark = read_waymark(self._spec.path)
+        if not mark.records:
+            return found
+        told = f"{found}. The records before offset {mark.records} were acknowledged"
+        return type(found)(told, **(found.details | {"acknowledged": mark.records}))
+
+    def _create(self) -> None:
+        spec = self._spec
+        if spec.begins_at is None:
+            super()._create()
+            return
+        from rayqueue.replica.start import create_anew
+
+        begins_at = Offset(spec.begins_at)
+        create_anew(spec.path, spec.group_id, spec.replica_id, spec.partition, spec.epoch, begins_at, spec.settings)
 
     def _start(self) -> PartitionReplica:
         from rayqueue.replica.start import start_replica

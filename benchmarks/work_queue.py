@@ -10,7 +10,11 @@ partitions on three replicas, fsync before every answer, default settings.
 ``jobs_per_s_N``         one by one: ``put(wait=False)``, ``for job in queue`` with N workers
 ``batch_jobs_per_s_N``   in batches of 100: ``put_many(wait=False)``, ``get(100)``, ``ack(wait=False)``
 ``waited_jobs_per_s_1``  the same with ``ack``, which waits for each batch, and one worker
-``ray_queue_jobs_per_s`` ``ray.util.queue``: ``put`` and ``get``, one by one, one worker; in memory, one copy
+``single_jobs_per_s_1``  one by one, each step waits until it is committed: ``put``, ``get``, ``ack``, with one worker
+``drop_in_items_per_s``  ``rayqueue.Queue``: ``put`` and ``get``, one by one, each of which waits, one process for each;
+                         ``drop_in_batch_items_per_s`` by ``put_nowait_batch`` and ``get_nowait_batch`` of 100
+``ray_queue_jobs_per_s`` ``ray.util.queue``: the same calls one by one; in memory, one copy.
+                         ``ray_queue_batch_items_per_s`` the same calls in batches
 ``redis_jobs_per_s``     Redis Streams: XADD, XREADGROUP and XACK in batches of 100, one worker, ``appendfsync always``,
                          one copy; ``redis_pipelined_jobs_per_s`` with five batches of XADD under way, and each XACK
                          sent with the next XREADGROUP; ``redis_single_jobs_per_s`` one by one
@@ -73,6 +77,12 @@ class Putter:
 
     waited = batches
 
+    def single(self, count: int) -> float:
+        began_s = time.monotonic()
+        for _ in range(count):
+            self._queue.put(VALUE)
+        return began_s
+
     def slowly(self, count: int) -> None:
         """With the time in each. One clock for all processes of a machine."""
         for _ in range(count):
@@ -102,6 +112,13 @@ class Doer:
     def waited(self, idle_ms: int) -> int:
         return self.batches(idle_ms, wait=True)
 
+    def single(self, idle_ms: int) -> int:
+        done = 0
+        while jobs := self._queue.get(timeout_ms=idle_ms):
+            jobs[0].ack()
+            done += 1
+        return done
+
     def latencies(self, count: int) -> list[float]:
         took_ms: list[float] = []
         deadline_s = time.monotonic() + PATIENCE_S
@@ -129,7 +146,9 @@ def throughput(queue: JobQueue[Any, Any], putter: Any, doers: Sequence[Any], met
     return float(count / took_s)
 
 
-class RayPutter:
+class ItemPutter:
+    """Of ``ray.util.queue``, or of what takes its place."""
+
     def __init__(self, queue: Any) -> None:
         self._queue = queue
 
@@ -139,8 +158,14 @@ class RayPutter:
             self._queue.put(VALUE)
         return began_s
 
+    def put_batches(self, count: int) -> float:
+        began_s = time.monotonic()
+        for _ in range(count // BATCH):
+            self._queue.put_nowait_batch([VALUE] * BATCH)
+        return began_s
 
-class RayGetter:
+
+class ItemGetter:
     def __init__(self, queue: Any) -> None:
         self._queue = queue
 
@@ -149,15 +174,30 @@ class RayGetter:
             self._queue.get()
         return time.monotonic()
 
+    def get_batches(self, count: int) -> float:
+        for _ in range(count // BATCH):
+            while True:
+                try:
+                    self._queue.get_nowait_batch(BATCH)
+                    break
+                except ray.util.queue.Empty:
+                    time.sleep(0.001)
+        return time.monotonic()
 
-def ray_queue(count: int) -> float:
-    queue = ray.util.queue.Queue(actor_options={"num_cpus": 0})
-    putter, getter = actor(RayPutter, queue), actor(RayGetter, queue)
+
+def items(queue: Any, count: int, batched: int) -> tuple[float, float]:
+    """Items per second, one by one and in batches."""
+    putter, getter = actor(ItemPutter, queue), actor(ItemGetter, queue)
     ray.get([putter.put.remote(10), getter.get.remote(10)])
     getting = getter.get.remote(count)
     began_s, ended_s = ray.get([putter.put.remote(count), getting], timeout=PATIENCE_S)
+    single = count / (ended_s - began_s)
+    getting = getter.get_batches.remote(batched)
+    began_s, ended_s = ray.get([putter.put_batches.remote(batched), getting], timeout=PATIENCE_S)
     queue.shutdown(force=True)
-    return float(count / (ended_s - began_s))
+    for each in (putter, getter):
+        ray.kill(each)
+    return float(single), float(batched / (ended_s - began_s))
 
 
 class RedisPutter:
@@ -215,7 +255,7 @@ def main() -> None:
     bench = Bench("work_queue", options)
     jobs, batched, compared, samples = (3000, 50_000, 500, 200) if bench.quick else (50_000, 200_000, 5000, 2000)
     rows: list[list[Any]] = []
-    with bench.data_dir() as data_dir, bench.progress(2 * len(WORKERS) + 5) as steps, embedded_ray(cpus=4):
+    with bench.data_dir() as data_dir, bench.progress(2 * len(WORKERS) + 7) as steps, embedded_ray(cpus=4):
         steps.next("start")
         rq = rayqueue.connect(data_dir=data_dir / "rayqueue")
         try:
@@ -226,6 +266,7 @@ def main() -> None:
                 ("one_by_one", "jobs_per_s", jobs, WORKERS),
                 ("batches", "batch_jobs_per_s", batched, WORKERS),
                 ("waited", "waited_jobs_per_s", batched // 2, WORKERS[:1]),
+                ("single", "single_jobs_per_s", compared, WORKERS[:1]),
             ):
                 rates = []
                 for workers in numbers:
@@ -243,11 +284,20 @@ def main() -> None:
             measuring = doer.latencies.remote(samples)
             ray.get(putter.slowly.remote(samples), timeout=PATIENCE_S)
             took_ms = ray.get(measuring, timeout=PATIENCE_S)
+            for each in (putter, doer):
+                ray.kill(each)
+            steps.next("rayqueue.Queue")
+            rates = list(items(rayqueue.Queue(rq=rq), compared, batched // 2))
+            bench.add(drop_in_items_per_s=rates[0], drop_in_batch_items_per_s=rates[1])
+            rows.append(["rayqueue.Queue, one by one", rates[0], "", ""])
+            rows.append([f"rayqueue.Queue, batches of {BATCH}", rates[1], "", ""])
         finally:
             rq.shutdown()
         steps.next("ray.util.queue")
-        bench.add(ray_queue_jobs_per_s=(rate := ray_queue(compared)))
-        rows.append(["ray.util.queue, one by one", rate, "", ""])
+        rates = list(items(ray.util.queue.Queue(actor_options={"num_cpus": 0}), compared, batched // 2))
+        bench.add(ray_queue_jobs_per_s=rates[0], ray_queue_batch_items_per_s=rates[1])
+        rows.append(["ray.util.queue, one by one", rates[0], "", ""])
+        rows.append([f"ray.util.queue, batches of {BATCH}", rates[1], "", ""])
         steps.next("Redis Streams")
         if redis_server() is None:
             bench.say("Redis is not compared: there is no redis-server here (Debian: apt install redis-server)")

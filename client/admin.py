@@ -58,6 +58,7 @@ from rayqueue.protocol.calls import (
     MoveReplica,
     Position,
     RecoverPartition,
+    RecoveryInfo,
     Topics,
 )
 from rayqueue.protocol.topics import (
@@ -357,11 +358,17 @@ class Admin:
         return await self._ask(call)  # type: ignore[no-any-return]
 
     async def recover_partition(
-        self, topic: str, partition: int, survivor: str | None, unsafe: bool
+        self,
+        topic: str,
+        partition: int,
+        survivor: str | None,
+        unsafe: bool,
+        begin_at: int | None = None,
+        broker: str | None = None,
     ) -> PartitionRecovery:
         info = await self.routes.topic(topic, refresh=True)
         where = info.partition(partition)
-        plan = plan_recovery(info, where, await self.routes.statuses(info), survivor)
+        plan = plan_recovery(info, where, await self.routes.statuses(info), survivor, begin_at, broker)
         if unsafe:
             call = RecoverPartition(
                 topic=topic,
@@ -370,8 +377,11 @@ class Admin:
                 survivor=plan.survivor,
                 replicas=tuple(replica.replica_id for replica in where.replicas),
                 said=plan.said,
+                begins_at=plan.begins_at,
+                broker=plan.broker if plan.begins_at is not None else "",
             )
-            plan = replace(plan, done=await self._ask(call))
+            done: RecoveryInfo = await self._ask(call)
+            plan = replace(plan, survivor=done.survivor, done=done)
             await self.routes.topic(topic, refresh=True)
         return plan
 

@@ -269,6 +269,7 @@ class Factories:
         dedupe_window_ms: int = 300_000,
         result_ttl_ms: int = 3_600_000,
         max_leased: int = 50_000,
+        max_results_bytes: int | None = None,
         max_record_bytes: int = 1_000_000,
         max_backlog_bytes: int | None = None,
         max_backlog_records: int | None = None,

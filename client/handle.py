@@ -172,6 +172,7 @@ class RayQueue(Factories, Twin):
         dedupe_window_ms: int = 300_000,
         result_ttl_ms: int = 3_600_000,
         max_leased: int = 50_000,
+        max_results_bytes: int | None = None,
         if_missing: bool = False,
         wait: bool = True,
         on_progress: Progress | None = None,
@@ -221,6 +222,7 @@ class RayQueue(Factories, Twin):
         dedupe_window_ms: int = UNCHANGED,
         result_ttl_ms: int = UNCHANGED,
         max_leased: int = UNCHANGED,
+        max_results_bytes: int | None = UNCHANGED,
         wait: bool = True,
         on_progress: Progress | None = None,
     ) -> TopicInfo:
@@ -388,16 +390,28 @@ class RayQueue(Factories, Twin):
 
     @blocking
     async def recover_partition(
-        self, topic: str, partition: int, *, survivor: str | None = None, unsafe: bool = False
+        self,
+        topic: str,
+        partition: int,
+        *,
+        survivor: str | None = None,
+        unsafe: bool = False,
+        begin_at: int | None = None,
+        broker: str | None = None,
     ) -> PartitionRecovery:
         """Let a partition that has lost a majority of its replicas go on with one that is left. Records may be lost.
 
         Without ``unsafe`` nothing is done: the answer says which replica would go on (``survivor``, or the one that has
         most) and what may be lost. With it the others are given up for ever, which ``cluster().recoveries`` remembers;
         should they come back, their data is set aside. ``RecoveryRefusedError`` while a majority is there.
+
+        If no replica is left that could go on, the partition begins anew, empty: behind all offsets that are known to
+        have been acknowledged, or at ``begin_at`` if nobody knows them; on ``broker``, or on the one that had it.
         """
         number = check_whole("partition", partition, least=0)
-        return await self._admin(Admin.recover_partition, topic, number, survivor, unsafe)
+        offset = None if begin_at is None else check_whole("begin_at", begin_at, least=0)
+        where = None if broker is None else check_name("broker", broker)
+        return await self._admin(Admin.recover_partition, topic, number, survivor, unsafe, offset, where)
 
     recover_partition_async = awaiting(recover_partition)
 

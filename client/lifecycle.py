@@ -51,14 +51,20 @@ def stop_cluster(namespace: str, on_progress: Progress | None = None) -> None:
 
 def stop_gateways(namespace: str) -> None:
     """Every gateway of this namespace's RayQueue ends, drained: each within the time that its own settings say."""
-    names = [name for name in found_actors(namespace) if name.startswith(GATEWAY_PREFIX)]
+    for _ in range(2):  # one that was started on a new node in the last moment is found now
+        names = [name for name in found_actors(namespace) if name.startswith(GATEWAY_PREFIX)]
+        if names:
+            _stop(names, namespace, within_s=_longest_close_s(names, namespace))
+
+
+def _longest_close_s(names: Iterable[str], namespace: str) -> float:
     asked = [ref for name in names if (ref := _closing_time(name, namespace)) is not None]
     told, _ = ray.wait(asked, num_returns=len(asked), timeout=_ASK_TIMEOUT_S) if asked else ([], [])
     longest_s = _CLOSE_TIMEOUT_S
     for ref in told:
         with suppress(RayError):
             longest_s = max(longest_s, ray.get(ref))
-    _stop(names, namespace, within_s=longest_s)
+    return longest_s
 
 
 def _closing_time(name: str, namespace: str) -> Any:

@@ -111,7 +111,10 @@ async def make_plan(routes: Any) -> RebalancePlan:
     found: Topics = await routes.coordinator.call(GetTopics())
     sizes, leaders = await looked_up(routes, found.topics)
     here = [each for each in info.brokers if each.alive]
-    alive = [AliveBroker(each.broker, each.host, draining=each.draining, rack=each.rack) for each in here]
+    alive = [
+        AliveBroker(each.broker, each.host, draining=each.draining, rack=each.rack, disk_bytes=each.disk_bytes)
+        for each in here
+    ]
     moving = {(move.topic, move.partition) for move in info.moves}
     skip = {part.group_id for topic in found.topics for part in topic.partitions if (topic.name, part.number) in moving}
     moves = plan(
@@ -119,7 +122,11 @@ async def make_plan(routes: Any) -> RebalancePlan:
         alive,
         sizes=sizes,
         room={each.broker: each.room for each in info.brokers if each.room is not None},
-        spare_bytes={each.broker: each.disk_spare_bytes for each in info.brokers if each.disk_spare_bytes is not None},
+        spare_bytes={
+            each.broker: max(0, each.disk_spare_bytes - each.disk_promised_bytes)
+            for each in info.brokers
+            if each.disk_spare_bytes is not None
+        },
         skip=skip,
     )
     before = Counter({each.broker: each.replicas for each in info.brokers})

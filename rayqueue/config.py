@@ -429,7 +429,9 @@ class ClusterSettings(Section):
     max_transaction_timeout_ms: Positive = Field(
         default=900_000, description="the longest time that a producer may give its transactions"
     )
-    max_transactional_ids: Positive = Field(default=10_000, description="transactional ids, with those not in use")
+    max_transactional_ids: Positive = Field(
+        default=10_000, description="transactional ids, with those not in use; the longest unused makes room"
+    )
     max_transaction_participants: Annotated[Positive, Field(le=10_000)] = Field(
         default=1_000, description="partitions that one transaction may touch"
     )
@@ -460,7 +462,7 @@ class GatewaySettings(Section):
     max_connections: Positive = Field(default=1024, description="connections of REST at a time")
     max_connections_per_source: Positive = Field(default=256, description="the same for those from one address")
     max_streams_per_caller: Positive = Field(
-        default=64, description="sessions, tails and gRPC streams of one key, or one address, at a time"
+        default=64, description="sessions, tails and gRPC streams of one key at a time; without keys, of all callers"
     )
     requests_per_s: Positive = Field(default=5000, description="requests of one key, or from one address")
     bytes_per_s: Positive = Field(default=256 * MIB, description="bytes of requests of one key, or from one address")

@@ -34,6 +34,7 @@
     │   ├── LeaseLostError           somebody else has been given the job since, or it is gone
     │   ├── JobFailedError           its result was waited for, and it is dead; the text says why
     │   └── UnknownJobError          there is no such job, or none that this can be done with
+    │       └── ResultGoneError      the job has ended, and its result is not kept any more, if one was wanted
     ├── TopicError
     │   ├── UnknownTopicError
     │   ├── UnknownPartitionError
@@ -337,6 +338,13 @@ class UnknownJobError(JobError):
     """There is no such job, or it is in no state in which this can be done with it."""
 
     code = "unknown_job"
+
+
+class ResultGoneError(UnknownJobError):
+    """The job has ended. Its result, if one was wanted, is not kept any more: ``result_ttl_ms`` is over, or later ones
+    needed the room (``max_results_bytes``)."""
+
+    code = "result_gone"
 
 
 class TopicError(RayQueueError):

@@ -19,7 +19,7 @@ from rayqueue.actors._ray import pinned_to
 from rayqueue.actors.coordinator_actor import CoordinatorSpec
 from rayqueue.actors.keeper import nodes
 from rayqueue.actors.keeper.census import Census
-from rayqueue.actors.keeper.hands import Hands
+from rayqueue.actors.keeper.hands import Hands, in_short
 from rayqueue.actors.keeper.home import ClusterManifest, Home
 from rayqueue.actors.keeper.plan import (
     Behind,
@@ -39,12 +39,13 @@ from rayqueue.actors.names import PREFIX, actor_name
 from rayqueue.actors.partition_actor import PartitionSpec
 from rayqueue.actors.ray_calls import FAILURES
 from rayqueue.actors.start import start_actor, start_coordinator
-from rayqueue.cluster.commands import RecoverySettled, ReplicaLost, ReplicasMade
+from rayqueue.cluster.commands import RecoverySettled, ReplicaFound, ReplicaLost, ReplicasMade
 from rayqueue.cluster.recoveries import Recovery
 from rayqueue.config import Settings
 from rayqueue.errors import (
     DamagedLogError,
     DiskFullError,
+    NoBrokerError,
     NotLeaderError,
     RayQueueError,
     ReplicaClosedError,
@@ -68,6 +69,7 @@ _READY_S = 5.0
 _START_S = 10.0
 _CLOSE_S = 10.0
 _ERASE_S = 60.0
+_FIND_AGAIN_S = 5.0
 _FREE_NAME_S = 5.0
 _FREE_NAME_AGAIN_S = 0.02
 
@@ -89,6 +91,8 @@ class Crew:
         self._starting: dict[str, asyncio.Semaphore] = {}
         """By host: what one machine starts at the same time."""
         self.made: set[ReplicaKey] = set()
+        self.failing: dict[ReplicaKey, str] = {}
+        """New replicas that could not be made when that was last tried, and why."""
         self.removed: set[ReplicaKey] = set()
         self.configured: dict[str, int] = {}
         """Which version of its topic's settings a partition has, by Raft group."""
@@ -96,6 +100,7 @@ class Crew:
     def lead_no_more(self) -> None:
         """Another coordinator leads, and finds out for itself what is made, removed and told."""
         self.made.clear()
+        self.failing.clear()
         self.removed.clear()
         self.configured.clear()
 
@@ -105,6 +110,8 @@ class Crew:
         partitions = {
             partition.group_id: (info, partition) for info in view.topics.values() for partition in info.partitions
         }
+        unmade = {each.key for each in wanted if each.unmade}
+        self.failing = {key: why for key, why in self.failing.items() if key in unmade}
         for step in plan(Picture(self._census.current, actors, wanted, doomed, behind, busy)):
             key = step.group_id if isinstance(step, Configure) else step.key
             self._hands.begin(key, self._take(step, partitions))
@@ -131,6 +138,18 @@ class Crew:
         return found
 
     async def _take(self, step: Step, partitions: Mapping[str, tuple[TopicInfo, PartitionInfo]]) -> None:
+        makes = isinstance(step, Confirm) or (isinstance(step, Start | Restart) and step.create)
+        made = step.key if makes and not isinstance(step, Configure) else None
+        try:
+            await self._take_now(step, partitions)
+        except FAILURES as error:
+            if made is not None and not isinstance(error, NoBrokerError):
+                self.failing[made] = in_short(error)
+            raise
+        if made is not None:
+            self.failing.pop(made, None)
+
+    async def _take_now(self, step: Step, partitions: Mapping[str, tuple[TopicInfo, PartitionInfo]]) -> None:
         match step:
             case Start(key, broker, create):
                 await self._start(key, broker, create, partitions)
@@ -180,6 +199,7 @@ class Crew:
             return lambda: start_coordinator(coordinator, ray_node_id=home.ray_node)
         info, partition = partitions[key.group_id]
         recovery = self.recoveries.get(key.group_id)
+        surviving = recovery if recovery is not None and recovery.survivor == key.replica_id else None
         spec = PartitionSpec(
             key.group_id,
             key.replica_id,
@@ -187,7 +207,8 @@ class Crew:
             create=create,
             voters=_first_voters(partition, key.replica_id),
             epoch=0 if recovery is None else recovery.epoch,
-            alone=recovery is not None and not recovery.settled and recovery.survivor == key.replica_id,
+            alone=surviving is not None and not surviving.settled,
+            begins_at=None if surviving is None else surviving.begins_at,
             host=home.host,
             directory=home.directory,
             partition=PartitionSettings.of(info.settings, info.version),
@@ -264,6 +285,21 @@ class Crew:
         else:
             return False
         return True
+
+    async def find_again(self, key: ReplicaKey) -> bool:
+        """A partition's only replica was reported as lost. If its disk is back, it serves, and that is written down."""
+        try:
+            status: Status = await in_time((await self._hands.handle(key)).status.remote(), _READY_S)
+        except FAILURES:
+            well = False
+        else:
+            well = status.role == "leader" and status.damaged is None and status.doubted is None
+        if well:
+            _log.warning("%s %s serves again", *key)
+            await self._hands.change(ReplicaFound(*key))
+        else:
+            await asyncio.sleep(_FIND_AGAIN_S)
+        return well
 
     async def _configure(self, info: TopicInfo, partition: PartitionInfo, version: int) -> None:
         """Tell the partition's leader, whoever that is."""

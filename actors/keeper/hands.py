@@ -57,7 +57,7 @@ class Hands:
                 if await work is False:
                     await asyncio.sleep(_AFTER_NOTHING_S)
             except FAILURES as error:
-                _log.warning("%s: %s", key, str(error).strip().splitlines()[-1] if str(error) else repr(error))
+                _log.warning("%s: %s", key, in_short(error))
                 await asyncio.sleep(_AFTER_FAILURE_S)
             except Exception:  # noqa: BLE001  # a bug, which must neither be silent nor be met again without pause
                 _log.exception("%s", key)
@@ -80,3 +80,8 @@ class Hands:
         reply = Reply()
         ask(reply)
         return await reply.future
+
+
+def in_short(error: Exception) -> str:
+    """Ray puts the text of an actor's error below its traceback."""
+    return str(error).strip().splitlines()[-1] if str(error).strip() else repr(error)

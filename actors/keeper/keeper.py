@@ -34,7 +34,6 @@ from rayqueue.actors.keeper.plan import Behind, Doomed, ReplicaKey, Wanted
 from rayqueue.actors.keeper.scout import Scout
 from rayqueue.actors.keeper.witness import Witness
 from rayqueue.actors.ray_calls import FAILURES
-from rayqueue.cluster.brokers import Seen
 from rayqueue.cluster.commands import (
     CreateCluster,
     EndRebalance,
@@ -45,7 +44,8 @@ from rayqueue.cluster.commands import (
 )
 from rayqueue.cluster.moves import Reason
 from rayqueue.cluster.placement import AliveBroker
-from rayqueue.cluster.repairs import forgettable
+from rayqueue.cluster.repairs import forgettable, only_and_lost
+from rayqueue.cluster.seen import Seen
 from rayqueue.ids import GroupId, ReplicaId
 from rayqueue.net.requests import in_time
 from rayqueue.partition.commands import expire_groups_command
@@ -153,7 +153,7 @@ class Keeper:
         drained = {broker: fate for broker, node_id in here.items() if node_id in leaving}
         await self._witness.look(view, here.keys(), self._mover.given_up, drained)
         if not self._expects_more():
-            self._mover.look(view, self._alive(), self._scout.sizes)
+            self._mover.look(view, self._alive(), self._crew.failing)
             self._look_further(view)
         if not (self._expects_more() or self._misses_some(view)):
             self._own.grow(view, self._alive(), self._mover.given_up.keys() | self._draining)
@@ -165,6 +165,8 @@ class Keeper:
         for recovery in view.recoveries.values():
             if not recovery.settled:
                 self._hands.begin(("recover", recovery.group_id), self._crew.recover(recovery))
+        for key in only_and_lost(view):
+            self._hands.begin(("found", key), self._crew.find_again(ReplicaKey(GroupId(key[0]), ReplicaId(key[1]))))
         behind = self._behind(view)
         await self._crew.act([*self._own.wanted(view), *self._replicas(view)], view, self._doomed(view), behind)
 
@@ -174,9 +176,10 @@ class Keeper:
         eager = (view.rebalance is not None and not moving) or self._census.hurries
         if eager and not moving and view.rebalance is not None and self._scout.settled == view.rebalance:
             self._hands.begin("rebalanced", self._end_rebalance(view.rebalance))
-        elif self._scout.is_due(eager=eager):
+        elif self._scout.is_due(eager=eager or not self._census.current.keys() <= self._scout.disks.keys()):
             self._hands.begin("scout", self._scout.look(view, self._alive(), eager=eager))
-        seen = Seen(self._scout.leaders, dict(self._mover.paces), dict(self._mover.waiting))
+        paces, waiting, sizes = dict(self._mover.paces), dict(self._mover.waiting), dict(self._scout.sizes)
+        seen = Seen(self._scout.leaders, paces, waiting, sizes)
         if seen != self._told_seen:
             self._told_seen = seen
             self._hands.replica.run(lambda: self._hands.replica.service.tell_seen(seen))

@@ -108,7 +108,8 @@ def _plan(
     abandoned = tuple(sorted((str(node), at) for node, at in brokers.items() if node != chosen and at))
     open_entries = known.last_index - known.commit
     behind = max(0, store.waymark.entry - known.last_index)
-    older = f" It is an older copy: {behind} entries that it had acknowledged are lost." if behind else ""
+    lost = f"{behind} entries that it had acknowledged are lost, unless others have joined since and have them"
+    older = f" It is an older copy: {lost}." if behind else ""
     partitions = sum(len(info.partitions) for info in machine.topics.values())
     said = (
         f"coordinator {chosen} on {broker} goes on alone for {cluster.cluster_id}: {len(machine.topics)} topics, "

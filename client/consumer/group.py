@@ -43,7 +43,7 @@ from rayqueue.client.consumer.subscription import ChangeKind, Subscription
 from rayqueue.client.consumer.wanted import Options
 from rayqueue.client.joining import own_node
 from rayqueue.config import Settings
-from rayqueue.errors import RayQueueError, StaleGenerationError, TopicError, UnknownMemberError
+from rayqueue.errors import OutcomeUnknownError, RayQueueError, StaleGenerationError, TopicError, UnknownMemberError
 from rayqueue.net.backoff import Backoff
 from rayqueue.net.interfaces import Routes
 from rayqueue.net.requests import heard, repeated
@@ -128,6 +128,7 @@ class GroupMembership:
 
     def start(self) -> None:
         self._main = self._loop.create_task(self._run())
+        self._main.add_done_callback(self._ended)
         self._spawn(self._watch())
         if self._options.pattern is not None:
             self._spawn(self._follow())
@@ -176,6 +177,11 @@ class GroupMembership:
             if self.away:
                 await self._polled_again.wait()
                 self.away = False
+
+    def _ended(self, main: asyncio.Task[None]) -> None:
+        if not main.cancelled() and main.exception() is not None:  # a bug; whoever polls must learn that nothing comes
+            _log.error("the membership of group %s has failed", self.group, exc_info=main.exception())
+            self._give_up(OutcomeUnknownError(f"group {self.group!r} is not read any more; see the log"))
 
     def _give_up(self, error: RayQueueError) -> None:
         self._error = error

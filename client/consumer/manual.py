@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from contextlib import suppress
+from functools import partial
 from random import Random
 
 from rayqueue.client.consumer.assigned import AssignedPartition
@@ -23,9 +24,10 @@ from rayqueue.client.consumer.fetcher import Fetcher
 from rayqueue.client.consumer.subscription import ChangeKind, Subscription
 from rayqueue.client.consumer.wanted import Options
 from rayqueue.config import Settings
-from rayqueue.errors import RayQueueError, TopicError, TopicRecreatedError, UnknownTopicError
+from rayqueue.errors import OutcomeUnknownError, RayQueueError, TopicError, TopicRecreatedError, UnknownTopicError
 from rayqueue.net.backoff import Backoff
 from rayqueue.net.interfaces import Routes
+from rayqueue.net.lasting import lasting
 from rayqueue.net.requests import in_time, repeated
 from rayqueue.protocol.topics import TopicInfo, TopicPartition
 
@@ -82,7 +84,7 @@ class ManualPartitions:
         for info in infos:
             for partition in self._wanted(info):
                 self._read(partition, info, start=None)
-        self._refresher = asyncio.get_running_loop().create_task(self._refresh())
+        self._refresher = asyncio.get_running_loop().create_task(lasting(self._refresh, "looking topics up"))
 
     async def close(self) -> None:
         tasks = [*self._begun.values(), *([self._refresher] if self._refresher else [])]
@@ -111,7 +113,13 @@ class ManualPartitions:
     def _read(self, partition: TopicPartition, info: TopicInfo, *, start: str | None) -> None:
         assigned = AssignedPartition(partition, info.topic_id, shown=not self._options.listened)
         self._subscription.add(assigned)
-        self._begun[assigned] = asyncio.get_running_loop().create_task(self._begin(assigned, start))
+        beginning = self._begun[assigned] = asyncio.get_running_loop().create_task(self._begin(assigned, start))
+        beginning.add_done_callback(partial(self._ended, assigned))
+
+    def _ended(self, assigned: AssignedPartition, beginning: asyncio.Task[None]) -> None:
+        if not beginning.cancelled() and beginning.exception() is not None:  # a bug; whoever polls must learn of it
+            _log.error("%s was not begun", assigned.partition, exc_info=beginning.exception())
+            self._subscription.failed(assigned, OutcomeUnknownError(f"{assigned.partition} is not read; see the log"))
 
     async def _begin(self, assigned: AssignedPartition, start: str | None) -> None:
         async def attempt() -> None:

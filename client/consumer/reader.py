@@ -27,6 +27,7 @@ from rayqueue.config import Settings
 from rayqueue.errors import RayQueueError, TopicError, TopicRecreatedError
 from rayqueue.net.backoff import Retry
 from rayqueue.net.interfaces import Routes, ask
+from rayqueue.net.lasting import lasting
 from rayqueue.net.requests import request
 from rayqueue.net.scan import fetch
 from rayqueue.protocol.calls import Bounds, FindOffset, GetBounds, GetLag, Lag, end_of
@@ -109,7 +110,7 @@ class ConsumerTasks:
             self._manual = ManualPartitions(*parts, self.commits, self._settings, self.options, rng=self._rng)
             await self._manual.start()
         if self.commits is not None and (self.options.commits_itself or self.options.exactly_once):
-            self._timer = asyncio.get_running_loop().create_task(self._commit_by_the_clock())
+            self._timer = asyncio.get_running_loop().create_task(lasting(self._commit_by_the_clock, "committing"))
 
     async def close(self, *, commit: bool) -> None:
         """Leave the group and stop. ``commit``: first what is due."""

@@ -105,7 +105,9 @@ class Processing(Twin):
     async def wait(self, *, timeout_ms: int | None = None) -> bool:
         """Until all workers have ended: by ``stop``, or after ``idle_ms`` without records. False if they have not yet.
 
-        Raises what a worker could not go on from: an error of the function, if there is no topic for dead letters.
+        Raises what a worker could not go on from: an error of the function, or of what it returned, if there is no
+        topic for dead letters; that a topic is gone, or that there is no transactional id for it. What is tried again
+        is in ``figures().trouble``.
         """
         timeout_s = None if timeout_ms is None else check_timeout_ms(timeout_ms) / 1000
         return await beside(self._wait, timeout_s)

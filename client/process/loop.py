@@ -33,10 +33,12 @@ from rayqueue.errors import (
     ProducerFencedError,
     RayQueueError,
     StaleGenerationError,
+    TooManyTransactionsError,
     TransactionAbortedError,
 )
 from rayqueue.net.backoff import Backoff
 from rayqueue.protocol.topics import TopicPartition
+from rayqueue.protocol.transactions import IDS_BOUND
 from rayqueue.records import Record
 
 _log = logging.getLogger(__name__)
@@ -45,6 +47,8 @@ POLL_MS = 200
 """How soon a loop without records notices that it is to stop."""
 _JOIN_S = 10.0
 """A worker that has no partition by then is counted as idle: there may be more workers than partitions."""
+_QUIET_S = 10.0
+"""A worker that was given nothing to do for so long after a failure is through with it."""
 _USUAL_FAILURES = 3
 """So many in a row are what a new leader, or a member that comes or goes, costs."""
 
@@ -75,7 +79,8 @@ class ProcessLoop:
         self._suspect: tuple[Place | None, int] = (None, 0)
         """A record that was refused alone, and how often."""
         self._failures = 0
-        """In a row, of batches and connections."""
+        """In a row, of batches and connections; the last at ``_failed_s``."""
+        self._failed_s = 0.0
         self._backoff = Backoff(rq.settings.client, Random())  # noqa: S311  # jitter
 
     def stop(self) -> None:
@@ -114,10 +119,11 @@ class ProcessLoop:
                     transaction_timeout_ms=settings.transaction_timeout_ms,
                 ) as producer,
             ):
+                producer._give_back_id()
                 self._calls.topics = Topics(producer, settings.sink, settings.named)
                 self._loop(consumer, producer)
         except RayQueueError as error:
-            if not error.retriable or self._stopping.is_set():
+            if not error.retriable or self._stopping.is_set() or _got_no_id(error):
                 raise
             self._note("the queue cannot be used at the moment", error)
             return False
@@ -132,12 +138,15 @@ class ProcessLoop:
                 joined = bool(consumer.assignment()) or time.monotonic() - began_s > _JOIN_S
                 heard_s = time.monotonic()
             records: Sequence[Record] = ()
+            failures = self._failures
             try:
                 records = consumer.poll(max_records=self._most, timeout_ms=POLL_MS)
                 if records:
                     self._batch(consumer, producer, records)
                     self._went_well()
                     heard_s = time.monotonic()
+                elif failures and time.monotonic() - self._failed_s > _QUIET_S:
+                    self._went_well()  # somebody else has done what was to be done again
             except Stopped:  # in the middle of a batch, of which nothing is written
                 return
             except _Refused as refused:
@@ -148,9 +157,11 @@ class ProcessLoop:
             except (TransactionAbortedError, StaleGenerationError, OutcomeUnknownError) as error:
                 self._again(consumer, error)
             except RayQueueError as error:
-                if not error.retriable:
+                if not error.retriable or _got_no_id(error):
                     raise
                 self._again(consumer, error)
+            if self._failures > failures:  # so there is something to do
+                heard_s = time.monotonic()
             if settings.idle_ms is not None and (time.monotonic() - heard_s) * 1000 > settings.idle_ms:
                 return
 
@@ -165,6 +176,7 @@ class ProcessLoop:
     def _note(self, what: str, error: RayQueueError) -> None:
         """Something will be tried again. Often in a row is worth a warning; each time is not."""
         self._failures += 1
+        self._failed_s = time.monotonic()
         self.figures = replace(self.figures, trouble=f"{what}, {self._failures} times in a row by now: {error}")
         often = self._failures > _USUAL_FAILURES and self._failures & (self._failures - 1) == 0
         level = logging.WARNING if often else logging.INFO
@@ -270,3 +282,9 @@ class ProcessLoop:
             self._states.pop(each, None)
 
     revoked = lost = assigned
+
+
+def _got_no_id(error: RayQueueError) -> bool:
+    """The cluster has no room for another one. That was tried for ``call_timeout_ms``, by a worker that has done
+    nothing yet: whoever has started it is to know."""
+    return isinstance(error, TooManyTransactionsError) and error.details.get("bound") == IDS_BOUND

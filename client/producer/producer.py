@@ -349,6 +349,11 @@ class Producer(Twin, Generic[ValueT, KeyT]):
         within._append = partial(self._append, of=number)
         return within
 
+    def _give_back_id(self) -> None:
+        """At ``close``: it was drawn for this run. One that names work stays, and fences whoever was there before."""
+        assert self._transactions is not None  # noqa: S101  # it has an id
+        self._transactions.drawn = True
+
     # -- waiting -------------------------------------------------------------------------
 
     def _refuse_if_too_much(self, size_bytes: int) -> None:

@@ -24,7 +24,7 @@ _CHANGED = 1000
 
 @dataclass(frozen=True)
 class DeadJob(Generic[ValueT, KeyT]):
-    """A dead letter. ``history`` is what happened to each delivery, the oldest first."""
+    """A dead letter. ``history`` is what happened to its last eight deliveries, the oldest first."""
 
     id: JobId
     value: ValueT | bytes | None

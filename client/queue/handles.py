@@ -10,8 +10,8 @@ from rayqueue.client.arguments import seconds_of
 from rayqueue.client.producer.delivery import Deliveries, Delivery, RecordMetadata
 from rayqueue.client.queue.job import JobId
 from rayqueue.client.twins import awaiting, blocking, part
-from rayqueue.errors import JobFailedError, OutcomeUnknownError, UnknownJobError
-from rayqueue.protocol.jobs import GetResult, JobResult, JobStatus
+from rayqueue.errors import JobFailedError, OutcomeUnknownError, ResultGoneError, UnknownJobError
+from rayqueue.protocol.jobs import ENDED, GetResult, JobResult, JobStatus
 
 if TYPE_CHECKING:
     from rayqueue.client.queue.queue import JobQueue
@@ -94,7 +94,8 @@ class JobHandle:
 
         Waits for ``timeout`` seconds, as ``concurrent.futures`` does, or for ``timeout_ms``; then
         ``OutcomeUnknownError``. ``JobFailedError`` if the job is dead, with its reason and traceback, or cancelled;
-        ``UnknownJobError`` if there is no result any more (``result_ttl_ms``), or none was wanted.
+        ``ResultGoneError`` if the job has ended and there is no result any more (``result_ttl_ms``,
+        ``max_results_bytes``); ``UnknownJobError`` if none was wanted, or there is no such job.
         """
         timeout_s = seconds_of(timeout, timeout_ms)
         deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
@@ -118,11 +119,7 @@ class JobHandle:
                     traceback=found.traceback,
                 )
             if found.state == "gone":
-                raise UnknownJobError(
-                    f"there is no result of job {where} of {self._queue.name}: none was wanted, or it was kept for "
-                    "result_ttl_ms and is gone",
-                    job=str(where),
-                )
+                raise no_result(self._queue.name, where, found)
             if deadline_s is not None and time.monotonic() >= deadline_s:
                 raise OutcomeUnknownError(f"job {where} of {self._queue.name} is not done yet", job=str(where))
 
@@ -204,6 +201,20 @@ class JobHandles(Sequence[JobHandle]):
 
     def __repr__(self) -> str:
         return f"<JobHandles {self._queue.name}: {len(self)}>"
+
+
+def no_result(queue: str, job: JobId | str, found: JobResult) -> UnknownJobError:
+    """Why there is none."""
+    if found.reason == ENDED:
+        return ResultGoneError(
+            f"job {job} of {queue} has ended, and there is no result of it (any more): none was wanted, result_ttl_ms "
+            "is over, or later ones needed the room (max_results_bytes)",
+            job=str(job),
+        )
+    return UnknownJobError(
+        f"there is no result of job {job} of {queue}: none was wanted, it is gone, or there is no such job",
+        job=str(job),
+    )
 
 
 def _id(where: RecordMetadata) -> JobId:

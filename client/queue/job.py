@@ -50,7 +50,15 @@ class JobId(NamedTuple):
 
 def explained(error: BaseException) -> tuple[str, str]:
     """The reason and traceback of an exception, as ``nack`` and ``reject`` take them."""
-    return texts(f"{type(error).__name__}: {error}", "".join(tracebacks.format_exception(error)))
+    return texts(f"{type(error).__name__}: {said(error)}", "".join(tracebacks.format_exception(error)))
+
+
+def said(error: BaseException) -> str:
+    """Its text, as a reason may be."""
+    try:
+        return texts(str(error), "")[0]
+    except Exception as broken:  # noqa: BLE001  # the application's: its job is not to be lost for that
+        return f"(its text cannot be made: {type(broken).__name__})"
 
 
 class Grant(NamedTuple):
@@ -82,6 +90,8 @@ class Job(msgspec.Struct, Generic[ValueT, KeyT], weakref=True, eq=False):
     put_ms: int
     """When it was put, in milliseconds since 1970, by the producer's clock."""
     wants_result: bool
+    forgiven: int = 0
+    """Deliveries before it was redriven, which do not count any more."""
     settled: bool = False
     """It was ended here, well or not."""
 
@@ -89,6 +99,11 @@ class Job(msgspec.Struct, Generic[ValueT, KeyT], weakref=True, eq=False):
     def id(self) -> JobId:
         """Stays the same for all deliveries."""
         return JobId(self.grant.partition, self.offset)
+
+    @property
+    def attempt(self) -> int:
+        """The delivery that this is since the job was put, or redriven: what ``max_deliveries`` bounds."""
+        return self.deliveries - self.forgiven
 
     @property
     def token(self) -> int:

@@ -435,6 +435,7 @@ class Worker:
                         each.deliveries,
                         each.timestamp,
                         each.want_result,
+                        each.forgiven,
                     )
                 )
         return made
@@ -482,7 +483,7 @@ class Worker:
                 self._pump()
 
     async def _say(self, number: int, settlements: Sequence[Settlement]) -> Sequence[Settled]:
-        call = SettleJobs(worker=self.id, settlements=tuple(settlements))
+        call = SettleJobs(worker=self.id, settlements=tuple(settlements), attached=True)
         answers: Sequence[Settled] = await self._ask(number, call)
         if len(answers) != len(settlements):
             raise TransportError(f"{len(answers)} answers to {len(settlements)} settlements of {self.name}-{number}")

@@ -25,7 +25,7 @@ from rayqueue.cli.common import (
 from rayqueue.cli.gateway import start_on
 from rayqueue.cli.groups import described as groups_now
 from rayqueue.cli.groups import groups_table, moment
-from rayqueue.cli.health import drained, full_disks, shortfalls
+from rayqueue.cli.health import drained, full_disks, losses, shortfalls
 from rayqueue.cli.topics import described as topics_now
 from rayqueue.cli.topics import sharing_of, topics_table, troubles_of
 from rayqueue.errors import ClusterNotFoundError, NotLeaderError, OutcomeUnknownError
@@ -137,9 +137,7 @@ def status(
         for each in info.brokers
         if not each.alive and (each.holds or not each.draining)
     ]
-    troubles += [
-        f"{each.replica_id} of {each.group_id} is lost, and is to be replaced: {each.why}" for each in info.lost
-    ]
+    troubles += losses(info, topics)
     troubles += [trouble for topic in topics for trouble in troubles_of(topic)]
     troubles += [*full_disks(info), *drained(info)]
     repairs = list(shortfalls(info, topics))

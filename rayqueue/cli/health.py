@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 from rayqueue.cli.brokers import duration
 from rayqueue.cli.common import size
+from rayqueue.cluster.moves import cannot_decide
+from rayqueue.cluster.placement import partition_group_id
 
 if TYPE_CHECKING:
     from rayqueue.client.admin import PartitionDescription, TopicDescription
@@ -25,6 +27,23 @@ def shortfalls(info: ClusterInfo, topics: Iterable[TopicDescription]) -> Iterato
             doing = _doing(moves.get(key), waiting.get(key), partition, away)
             copies = f"{partition.healthy} of {topic.settings.replication} copies are well"
             yield f"{topic.name}-{partition.number}: {copies}{_why(partition)}; {doing}"
+
+
+def losses(info: ClusterInfo, topics: Iterable[TopicDescription]) -> Iterator[str]:
+    """Replicas that have lost their data, and whether they are replaced: that takes copies that can decide."""
+    lost = {(each.group_id, each.replica_id) for each in info.lost}
+    away = {each.broker for each in info.brokers if not each.alive}
+    stopped: dict[str, str] = {}
+    for topic in topics:
+        for partition in topic.partitions:
+            replicas, group_id = partition.replicas, partition_group_id(topic.name, partition.number, topic.topic_id)
+            ill = sum((group_id, each.replica_id) in lost or each.broker in away for each in replicas)
+            if cannot_decide(len(replicas) - ill, len(replicas)):
+                stopped[group_id] = f"rayqueue recover {topic.name} {partition.number}"
+    for each in info.lost:
+        command = stopped.get(each.group_id)
+        fate = "is to be replaced" if command is None else f"cannot be replaced, too few copies are left ({command})"
+        yield f"{each.replica_id} of {each.group_id} is lost, and {fate}: {each.why}"
 
 
 def _why(partition: PartitionDescription) -> str:

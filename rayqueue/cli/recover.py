@@ -35,6 +35,11 @@ def recover(
         bool, typer.Option("--coordinator", help="The coordinator's own group, in the data directory of this node.")
     ] = False,
     survivor: Annotated[str | None, typer.Option(help="The replica that goes on; else the one that has most.")] = None,
+    begin_at: Annotated[
+        int | None,
+        typer.Option(min=0, help="The offset at which a partition of which nothing is left begins anew, empty."),
+    ] = None,
+    broker: Annotated[str | None, typer.Option(help="Where it begins anew; else where it was.")] = None,
     unsafe: Annotated[bool, typer.Option("--unsafe", help="Do it; else it is only said what would be.")] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask again.")] = False,
     address: Address = None,
@@ -44,7 +49,8 @@ def recover(
 ) -> None:
     """Go on without a majority that is lost for good. Records may be lost.
 
-    Says in figures what is kept and what may be lost, and leaves a record of it. A partition is recovered while the
+    Says in figures what is kept and what may be lost, and leaves a record of it. A partition of which no replica is
+    left begins anew, empty, behind the offsets that it had given. A partition is recovered while the
     queue runs, the coordinator itself (--coordinator) while nothing runs, on the node that has what is left of it.
     """
     if coordinator and topic is None:
@@ -53,10 +59,13 @@ def recover(
     if coordinator or topic is None or partition is None:
         raise typer.BadParameter("name a topic and a partition, or --coordinator")
     with connected(address, data_dir, namespace) as rq:
-        plan = rq.recover_partition(topic, partition, survivor=survivor)
+        plan = rq.recover_partition(topic, partition, survivor=survivor, begin_at=begin_at, broker=broker)
         if unsafe:
             _confirm(plan.said, yes)
-            plan = rq.recover_partition(topic, partition, survivor=plan.survivor, unsafe=True)
+            chosen = plan.survivor or None
+            plan = rq.recover_partition(
+                topic, partition, survivor=chosen, unsafe=True, begin_at=plan.begins_at, broker=broker
+            )
             with spinner(f"waiting for {plan.survivor} to lead {topic}-{partition}"):
                 deadline_s = time.monotonic() + _SETTLE_S
                 while not _settled(rq.cluster().recoveries, plan.done) and time.monotonic() < deadline_s:

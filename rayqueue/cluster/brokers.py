@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import msgspec
 
 from rayqueue.cluster import commands
 from rayqueue.cluster.catalog import recreated_topic, unknown_topic
 from rayqueue.cluster.commands import BeginMove, RecoverGroup
+from rayqueue.cluster.disks import reserve, spare_bytes
 from rayqueue.cluster.machine import ClusterMachine
 from rayqueue.cluster.moves import Move, Reason
 from rayqueue.cluster.recoveries import Recovery
+from rayqueue.cluster.seen import Seen
 from rayqueue.cluster.sites import Sites
 from rayqueue.errors import InvalidInputError, InvariantBrokenError, MembershipError, UnknownPartitionError
 from rayqueue.ids import ReplicaId
@@ -40,35 +40,9 @@ MAX_PLANNED = 5_000
 """Moves of one plan: it is one entry of the coordinator's log."""
 
 
-class Pace(NamedTuple):
-    """How a move gets on."""
-
-    size_bytes: int
-    copied_bytes: int
-    bytes_per_s: int
-
-    @property
-    def left_ms(self) -> int | None:
-        left_bytes = max(0, self.size_bytes - self.copied_bytes)
-        return left_bytes * 1000 // self.bytes_per_s if self.bytes_per_s else None
-
-
-@dataclass(frozen=True, slots=True)
-class Seen:
-    """What the leading coordinator's keeper has seen of the cluster lately. Nobody needs it to decide anything."""
-
-    leaders: Mapping[str, str] | None = None
-    """Brokers by the Raft group that each leads; None before the first look."""
-    paces: Mapping[str, Pace] = field(default_factory=dict)
-    """Of moves, by Raft group."""
-    waiting: Mapping[str, str] = field(default_factory=dict)
-    """By Raft group: what should be done, and what that waits for."""
-
-
 def cluster_info(
     machine: ClusterMachine,
     sites: Sites,
-    seen: Seen,
     coordinator: str,
     term: int,
     first_coordinators: Mapping[ReplicaId, str] | None = None,
@@ -77,7 +51,8 @@ def cluster_info(
     first = Counter(
         broker for replica_id, broker in (first_coordinators or {}).items() if replica_id not in machine.coordinators
     )
-    counts, room, spare = machine.replica_counts(), sites.room(), sites.spare_bytes()
+    counts, room, seen = machine.replica_counts(), sites.room(), sites.seen
+    spare, promised = spare_bytes(sites.alive.values(), sites.settings), sites.promised_bytes()
     leaders = None if seen.leaders is None else Counter(seen.leaders.values())
     brokers: list[Broker] = []
     for name, row in sorted(machine.brokers.items()):
@@ -99,6 +74,7 @@ def cluster_info(
                 0 if alive is None else alive.disk_free_bytes,
                 spare.get(name),
                 alive is not None and alive.leaving,
+                promised.get(name, 0),
             )
         )
     return ClusterInfo(
@@ -161,18 +137,18 @@ def rebalance_command(sites: Sites, call: BeginRebalance, now_ms: int) -> comman
     not there."""
     if len(call.moves) > MAX_PLANNED:
         raise InvalidInputError(f"{len(call.moves)} moves are more than one plan has ({MAX_PLANNED})", key="moves")
-    room, spare = dict(sites.room()), dict(sites.spare_bytes())
+    room, spare = sites.room(), sites.spare_bytes()
     for each in call.moves:
         if each.size_bytes < 0:
             raise InvalidInputError("a replica has no less than 0 bytes", key="size_bytes")
         _check_target(sites, each.broker)
-        if room.get(each.broker, 1) <= 0 or spare.get(each.broker, each.size_bytes) < each.size_bytes:
-            sites.check_room(each.broker, each.size_bytes)
+        size_bytes = max(each.size_bytes, sites.seen.sizes.get(each.group_id, 0))
+        if room.get(each.broker, 1) <= 0 or spare.get(each.broker, size_bytes) < size_bytes:
+            sites.check_room(each.broker, size_bytes)
             raise InvalidInputError(f"the plan is more than broker {each.broker} takes; plan anew", broker=each.broker)
         if each.broker in room:
             room[each.broker] -= 1
-        if each.broker in spare:
-            spare[each.broker] -= each.size_bytes
+        reserve(spare, sites.alive.values(), each.broker, size_bytes)
     return commands.BeginRebalance(
         tuple((each.group_id, each.remove, each.broker, each.size_bytes) for each in call.moves), now_ms
     )
@@ -185,21 +161,41 @@ def _check_target(sites: Sites, broker: str) -> None:
         raise InvalidInputError(f"broker {broker} {why}; nothing is moved to it", broker=broker)
 
 
+_MAX_BEGINNING = 2**62
+
+
 def recovery_info(recovery: Recovery) -> RecoveryInfo:
     return RecoveryInfo(*msgspec.structs.astuple(recovery))
 
 
-def recover_command(machine: ClusterMachine, call: RecoverPartition, now_ms: int) -> RecoverGroup:
+def recover_command(machine: ClusterMachine, sites: Sites, call: RecoverPartition, now_ms: int) -> RecoverGroup:
     """What to write for a recovery that an operator asks for. An error that says why, if it cannot be."""
     _, partition = _partition(machine, call.topic, call.topic_id, call.partition)
     held = {replica.replica_id: replica.broker for replica in partition.replicas}
-    if call.survivor not in held or set(call.replicas) != set(held):
+    if (call.survivor and call.survivor not in held) or set(call.replicas) != set(held):
         raise MembershipError(
             f"{call.topic}-{call.partition} has the replicas {', '.join(held)}: one of these can go on alone, and "
             f"{', '.join(call.replicas)} were there when you looked"
         )
     abandoned = tuple((replica_id, broker) for replica_id, broker in held.items() if replica_id != call.survivor)
-    return RecoverGroup(partition.group_id, call.survivor, abandoned, now_ms, call.said[:MAX_SAID])
+    said = call.said[:MAX_SAID]
+    if call.survivor:
+        return RecoverGroup(partition.group_id, call.survivor, abandoned, now_ms, said)
+    if call.begins_at is None or not 0 <= call.begins_at <= _MAX_BEGINNING:
+        raise InvalidInputError(f"an offset to begin at is 0 to {_MAX_BEGINNING}", key="begins_at")
+    broker = _place_anew(sites, partition, call.broker)
+    return RecoverGroup(partition.group_id, "", abandoned, now_ms, said, begins_at=call.begins_at, broker=broker)
+
+
+def _place_anew(sites: Sites, partition: PartitionInfo, wanted: str) -> str:
+    """Where a partition begins anew of which no copy is left: as asked, or where it was, or where there is room."""
+    if not wanted:
+        able = [broker for broker, each in sites.alive.items() if each.stays]
+        before = [replica.broker for replica in partition.replicas]
+        wanted = next((broker for broker in before if broker in able), "") or sites.place(1, 1)[0][0]
+    _check_target(sites, wanted)
+    sites.check_room(wanted)
+    return wanted
 
 
 def _partition(machine: ClusterMachine, topic: str, topic_id: int, number: int) -> tuple[TopicInfo, PartitionInfo]:
@@ -227,6 +223,6 @@ def move_command(machine: ClusterMachine, sites: Sites, call: MoveReplica) -> Be
             f"that has none; not from {call.source} to {call.target}"
         )
     _check_target(sites, call.target)
-    sites.check_room(call.target, max(0, call.size_bytes))
+    sites.check_room(call.target, max(0, call.size_bytes, sites.seen.sizes.get(partition.group_id, 0)))
     replica_id = next(replica.replica_id for replica in partition.replicas if replica.broker == call.source)
     return BeginMove(partition.group_id, replica_id, call.target, Reason.ASKED, "an operator asked for it")

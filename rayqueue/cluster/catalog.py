@@ -123,6 +123,13 @@ class _Counters(msgspec.Struct, array_like=True):
     """How many were begun: their numbers are in the ids of the new replicas, which nobody had before."""
 
 
+class _LostRow(msgspec.Struct, frozen=True, array_like=True):
+    group_id: str
+    replica_id: str
+    why: str
+    missing: bool = False
+
+
 class _TopicRow(msgspec.Struct, frozen=True, array_like=True):
     info: TopicInfo
     attempt: str
@@ -308,8 +315,7 @@ class Catalog:
         if known is not None and known.draining:  # whoever asks for it did not know that yet
             return
         replica = PlacedReplica(command.group_id, command.replica_id, command.broker, "", 0)
-        if self.lost.pop(replica.key, None) is not None:  # said of an id that nobody had yet
-            self._store.delete(META, replica.key.row_key(_LOST))
+        self._lost_no_more(replica.key)  # said of an id that nobody had yet
         self._put_coordinator(replica)
         self._mark(self.unmade, _UNMADE, replica)
 
@@ -330,10 +336,32 @@ class Catalog:
         known = self._may_coordinate(key.replica_id) if key.group_id == COORDINATOR else self._find(key) is not None
         if not known or key in self.unmade:
             return False
-        if self.lost.get(key) != command.why:
-            self.lost[key] = command.why
-            self._store.put(META, key.row_key(_LOST), _encode((*key, command.why)))
+        missing = command.missing and (key not in self.lost or key in self.missing)
+        row = _LostRow(*key, command.why, missing)
+        if (self.lost.get(key), key in self.missing) != (row.why, row.missing):
+            self._note_lost(row)
+            self._store.put(META, key.row_key(_LOST), _encode(row))
         return True
+
+    def replica_found(self, key: ReplicaKey) -> bool:
+        found = key in self.missing or (key in self.lost and self._is_only(key))
+        if found:
+            self._lost_no_more(key)
+        return found
+
+    def _is_only(self, key: ReplicaKey) -> bool:
+        found = self.partition(key.group_id)
+        return found is not None and [each.replica_id for each in found[1].replicas] == [key.replica_id]
+
+    def _note_lost(self, row: _LostRow) -> None:
+        key = ReplicaKey(row.group_id, row.replica_id)
+        self.lost[key] = row.why
+        (self.missing.add if row.missing else self.missing.discard)(key)
+
+    def _lost_no_more(self, key: ReplicaKey) -> None:
+        self.missing.discard(key)
+        if self.lost.pop(key, None) is not None:
+            self._store.delete(META, key.row_key(_LOST))
 
     def _may_coordinate(self, replica_id: str) -> bool:
         """The first ones are in nobody's log, so that any of their ids must be taken for one."""
@@ -406,25 +434,37 @@ class Catalog:
             for replica_id, broker in command.abandoned:
                 self.retire_coordinator(RetireCoordinator(COORDINATOR, replica_id, broker))
             return self.recoveries.put(msgspec.structs.replace(recovery, settled=True))
-        survivor = self._in_service(ReplicaKey(command.group_id, command.survivor))
-        info = None if survivor is None else self.topics[survivor.topic]
-        partition = None if survivor is None or info is None else info.partitions[survivor.partition]
-        expected = {command.survivor, *(replica_id for replica_id, _ in command.abandoned)}
-        if partition is None or info is None or {each.replica_id for each in partition.replicas} != expected:
+        found = self.partition(command.group_id)
+        held = {} if found is None else {each.replica_id: each for each in found[1].replicas}
+        expected = {replica_id for replica_id, _ in command.abandoned} | ({command.survivor} - {""})
+        if found is None or held.keys() != expected:
             return MembershipError(f"the replicas of {command.group_id} are others by now; look again")
+        if not command.survivor and command.broker not in self.brokers:
+            return unknown_broker(command.broker, self.brokers)
+        info, partition = found
         if command.group_id in self.moves:
             self.cancel_move(command.group_id, self.moves[command.group_id].add)
+        left = held[command.survivor] if command.survivor else self._new_replica(partition, command.broker)
         self._unindex(info, (partition,))
         for each in partition.replicas:
-            if each.replica_id != command.survivor:
+            if each != left:
                 self._retire(PlacedReplica(command.group_id, each.replica_id, each.broker, info.name, partition.number))
-        left = tuple(each for each in partition.replicas if each.replica_id == command.survivor)
         partitions = list(info.partitions)
-        partitions[partition.number] = PartitionInfo(partition.number, command.group_id, left)
+        partitions[partition.number] = PartitionInfo(partition.number, command.group_id, (left,))
         info = msgspec.structs.replace(info, partitions=tuple(partitions))
         self._put_topic(info, self._attempts[info.name])
-        self._index(info, (partitions[partition.number],))
+        placed = self._index(info, (partitions[partition.number],))
+        if not command.survivor:
+            self._mark(self.unmade, _UNMADE, placed[0])
+            begun = msgspec.structs.replace(recovery, survivor=left.replica_id, begins_at=command.begins_at)
+            return self.recoveries.put(begun)
         return self.recoveries.put(recovery)
+
+    def _new_replica(self, partition: PartitionInfo, broker: str) -> ReplicaInfo:
+        """Under an id that nobody had."""
+        self._counters.moves += 1
+        self._write_counters()
+        return ReplicaInfo(f"{partition.replicas[0].replica_id.partition('.')[0]}.{self._counters.moves}", broker)
 
     def begin_rebalance(self, command: BeginRebalance) -> Rebalance | RayQueueError:
         self._counters.moves += 1
@@ -456,8 +496,7 @@ class Catalog:
         """It is out of service, and its data is to be deleted."""
         self.plans.drop((replica.key,))
         self._strike(self.unmade, _UNMADE, (replica.key,))
-        if self.lost.pop(replica.key, None) is not None:
-            self._store.delete(META, replica.key.row_key(_LOST))
+        self._lost_no_more(replica.key)
         self._mark(self.doomed, _DOOMED, replica)
 
     def _in_service(self, key: ReplicaKey) -> PlacedReplica | None:
@@ -529,6 +568,8 @@ class Catalog:
         """Groups that partitions have still to forget, and up to which generation."""
         self.lost: dict[ReplicaKey, str] = {}
         """Replicas whose data is lost, and what they said of it."""
+        self.missing: set[ReplicaKey] = set()
+        """Those of them whose data is not where it should be, and no more is known against them."""
         self.moves: dict[str, Move] = {}
         """By Raft group."""
         self._attempts: dict[str, str] = {}
@@ -555,8 +596,7 @@ class Catalog:
                 replica = msgspec.msgpack.decode(row, type=PlacedReplica)
                 table[replica.key] = replica
         for row in self._rows(_LOST):
-            group_id, replica_id, why = msgspec.msgpack.decode(row, type=tuple[str, str, str])
-            self.lost[ReplicaKey(group_id, replica_id)] = why
+            self._note_lost(msgspec.msgpack.decode(row, type=_LostRow))
         self.recoveries.load()
         for row in self._rows(_MOVE):
             self._load_move(msgspec.msgpack.decode(row, type=Move))

@@ -145,6 +145,20 @@ class ReplicaLost(Command, frozen=True):
     group_id: str
     replica_id: str
     why: str
+    missing: bool = False
+    """There was nothing where its data should be, so its process has promised nothing since. Should its disk be mounted
+    late, it is what it was (``ReplicaFound``)."""
+
+
+class ReplicaFound(Command, frozen=True):
+    """A replica that was ``missing`` runs again, with all that it had acknowledged: it is lost no longer.
+
+    Answers whether it was lost. Void if it was ever found damaged, or to have forgotten something; unless it is its
+    partition's only one, which contradicts nobody.
+    """
+
+    group_id: str
+    replica_id: str
 
 
 class BeginMove(Command, frozen=True):
@@ -189,6 +203,9 @@ class RecoverGroup(Command, frozen=True):
     said: str
     epoch: int = 0
     """Of the coordinator's group, which knows it itself. 0: the one after the last."""
+    begins_at: int | None = None
+    """Without a ``survivor``: a new replica begins empty, at this offset, on this broker."""
+    broker: str = ""
 
 
 class RecoverySettled(Command, frozen=True):
@@ -322,6 +339,8 @@ class InitTransactions(Command, frozen=True):
     now_ms: int
     max_ids: int = 0
     """With so many a new id takes the place of one that could be lent. 0 in logs of before: no such limit."""
+    evict: str = ""
+    """An id that makes room, unless something is still to be done of it."""
 
 
 class EndTransaction(Command, frozen=True):
@@ -360,6 +379,14 @@ class ExpireTransactionalIds(Command, frozen=True):
     retention_ms: int
 
 
+class ForgetTransactionalId(Command, frozen=True):
+    """Forget an id that this attempt has, unless a commit of it is still to be told. Answers whether it is gone."""
+
+    transactional_id: str
+    attempt: str
+    now_ms: int
+
+
 class JoinWrite(Command, frozen=True):
     """A task's transaction. Answers ``Transaction``, or ``TransactionAbortedError`` if its write is over."""
 
@@ -369,6 +396,8 @@ class JoinWrite(Command, frozen=True):
     timeout_ms: int
     owner: str
     now_ms: int
+    evict: str = ""
+    """As for ``InitTransactions``."""
 
 
 class EndWrite(Command, frozen=True):
@@ -403,6 +432,7 @@ AnyCommand = (
     | ReplicasMade
     | ReplicasRemoved
     | ReplicaLost
+    | ReplicaFound
     | BeginMove
     | FinishMove
     | CancelMove
@@ -423,6 +453,7 @@ AnyCommand = (
     | AbortTransactions
     | FinishTransactions
     | ExpireTransactionalIds
+    | ForgetTransactionalId
     | JoinWrite
     | EndWrite
 )

@@ -41,7 +41,6 @@ import msgspec
 
 from rayqueue.cluster import commands
 from rayqueue.cluster.brokers import (
-    Seen,
     cluster_info,
     move_command,
     move_info,
@@ -58,6 +57,7 @@ from rayqueue.cluster.memberships import RETRY_S, Memberships
 from rayqueue.cluster.moves import Move
 from rayqueue.cluster.placement import AliveBroker, Placement
 from rayqueue.cluster.recoveries import Recovery
+from rayqueue.cluster.seen import Seen
 from rayqueue.cluster.sessions import NEVER, Reply
 from rayqueue.cluster.sites import Sites
 from rayqueue.cluster.whereabouts import Whereabouts
@@ -160,8 +160,6 @@ class Coordinator:
         self._replica_id = ""
         self._term = 0
         self._sites = Sites(machine, settings)
-        self.seen = Seen()
-        """What the keeper tells of its looks."""
         self.first_coordinators: Mapping[ReplicaId, str] = {}
         """Those that the cluster was made with, and their brokers: an operator is told where they are."""
         self.whereabouts = Whereabouts(machine)
@@ -210,7 +208,6 @@ class Coordinator:
         self._leadership += 1
         self._replica_id, self._term = replica_id, term
         self._sites.lead(now_s)
-        self.seen = Seen()
         self.whereabouts.forget()
         self._fates.lead()
         self._start()
@@ -293,6 +290,10 @@ class Coordinator:
         self._sites.set_alive(self._now_s, alive)
         self._place_again()
 
+    def tell_seen(self, seen: Seen) -> None:
+        """Note what the keeper has seen."""
+        self._sites.seen = seen
+
     def _expire_groups(self) -> bool:
         """Let those go that were without members for too long. False if there is none."""
         now_ms, retention_ms = self._wall_ms(), self._settings.group_retention_ms
@@ -368,7 +369,8 @@ class Coordinator:
                 case StopRebalance():
                     self._then_cluster(commands.EndRebalance(0), reply)
                 case ReportReplica():
-                    self._write(commands.ReplicaLost(call.group_id, call.replica_id, call.why[:MAX_WHY]), reply)
+                    why = call.why[:MAX_WHY]
+                    self._write(commands.ReplicaLost(call.group_id, call.replica_id, why, call.missing), reply)
                 case GetTopics() | DescribeCluster() | ListGroups() | DescribeGroup() | GetEvents():
                     self._read(partial(self._answer, call), reply)
                 case _:
@@ -420,9 +422,7 @@ class Coordinator:
                 return self._cluster_info()
 
     def _cluster_info(self) -> ClusterInfo:
-        return cluster_info(
-            self._machine, self._sites, self.seen, self._replica_id, self._term, self.first_coordinators
-        )
+        return cluster_info(self._machine, self._sites, self._replica_id, self._term, self.first_coordinators)
 
     def _drain_broker(self, call: DrainBroker, reply: Reply) -> None:
         self._then_cluster(commands.DrainBroker(call.broker, call.draining), reply)
@@ -437,7 +437,7 @@ class Coordinator:
 
     def _move_replica(self, call: MoveReplica, reply: Reply) -> None:
         def begun(answer: Any) -> None:
-            reply(move_info(self._machine, answer, self.seen) if isinstance(answer, Move) else answer)
+            reply(move_info(self._machine, answer, self._sites.seen) if isinstance(answer, Move) else answer)
 
         self._propose(move_command(self._machine, self._sites, call), begun)
 
@@ -445,7 +445,7 @@ class Coordinator:
         def begun(answer: Any) -> None:
             reply(recovery_info(answer) if isinstance(answer, Recovery) else answer)
 
-        self._write(recover_command(self._machine, call, self._wall_ms()), begun)
+        self._write(recover_command(self._machine, self._sites, call, self._wall_ms()), begun)
 
     def _delete_group(self, call: DeleteGroup, reply: Reply) -> None:
         check_name("group", call.group)

@@ -37,6 +37,7 @@ KINDS = (
     "node_draining",
     "broker_forgotten",
     "replica_lost",
+    "replica_found",
     "replica_replaced",
     "move_begun",
     "move_undone",
@@ -96,6 +97,9 @@ def changes(before: Look, after: Look, now_ms: int) -> list[Event]:
         if (group_id, replica_id) not in before.lost:
             told.append(("replica_lost", group_id, f"{replica_id}: {why}"))
     told += _of_moves(before, after)
+    for group_id, replica_id in sorted(before.lost.keys() - after.lost.keys()):
+        if replica_id in (_replicas(after, group_id) or ()):
+            told.append(("replica_found", group_id, f"{replica_id} runs again with all its data"))
     for group_id, recovery in sorted(after.recoveries.items()):
         known = before.recoveries.get(group_id)
         if known is None or known.epoch < recovery.epoch:

@@ -17,6 +17,7 @@ from rayqueue.config import ClusterSettings
 from rayqueue.errors import InvalidInputError, RayQueueError, TooManyTransactionsError, TransactionTooLargeError
 from rayqueue.protocol.seals import Seals
 from rayqueue.protocol.transactions import (
+    IDS_BOUND,
     MAX_AT_ONCE,
     MAX_WRITE_TASKS,
     AbortTransaction,
@@ -25,6 +26,7 @@ from rayqueue.protocol.transactions import (
     EndTransaction,
     EndWrite,
     FinishTransactions,
+    ForgetTransactionalId,
     InitTransactions,
     JoinWrite,
     ListTransactions,
@@ -85,6 +87,8 @@ class Fates:
                 self._end(call, reply)
             case FinishTransactions():
                 self._finish(call, reply)
+            case ForgetTransactionalId():
+                self._write(commands.ForgetTransactionalId(call.transactional_id, call.attempt, self._wall_ms()), reply)
             case JoinWrite():
                 self._join(call, reply)
             case EndWrite():
@@ -120,7 +124,7 @@ class Fates:
                 "given to the tasks of Spark and Ray Data",
                 key="transactional_id",
             )
-        self._check_room(call.timeout_ms, known=known is not None)
+        evict = self._make_room(call.timeout_ms, known=known is not None)
         self._write(
             commands.InitTransactions(
                 call.transactional_id,
@@ -130,12 +134,14 @@ class Fates:
                 call.resume,
                 self._wall_ms(),
                 self._settings.max_transactional_ids,
+                evict,
             ),
             reply,
         )
 
-    def _check_room(self, timeout_ms: int, *, known: bool) -> None:
-        """Ids that could be lent and are not make room for others."""
+    def _make_room(self, timeout_ms: int, *, known: bool) -> str:
+        """The id that is to go, if one is. Ids that could be lent and are not make room by themselves; then those that
+        nobody has used for longer than any transaction may last, the longest unused first."""
         settings, transactions = self._settings, self._machine.transactions
         count = len(transactions.ids) - len(transactions.free)
         if timeout_ms > settings.max_transaction_timeout_ms:
@@ -144,12 +150,18 @@ class Fates:
                 "(cluster.max_transaction_timeout_ms)",
                 key="timeout_ms",
             )
-        if not known and count >= settings.max_transactional_ids:
-            raise TooManyTransactionsError(
-                f"{count} transactional ids are known, which is the limit (cluster.max_transactional_ids): use "
-                "the same ones again, or let unused ones expire sooner (cluster.transactional_id_retention_ms)",
-                limit=count,
-            )
+        if known or count < settings.max_transactional_ids:
+            return ""
+        idlest, now_ms = transactions.idlest(self._told), self._wall_ms()
+        if idlest is not None and now_ms - idlest.used_ms > settings.max_transaction_timeout_ms:
+            return idlest.transactional_id
+        raise TooManyTransactionsError(
+            f"{count} transactional ids are in use, which is the limit (cluster.max_transactional_ids): use the same "
+            f"ones again; one that was not used for {settings.max_transaction_timeout_ms} ms "
+            "(cluster.max_transaction_timeout_ms) makes room",
+            limit=count,
+            bound=IDS_BOUND,
+        )
 
     def _end(self, call: EndTransaction, reply: Reply) -> None:
         most = self._settings.max_transaction_participants
@@ -204,9 +216,10 @@ class Fates:
                 "in several batches",
                 limit=MAX_WRITE_TASKS,
             )
-        self._check_room(call.timeout_ms, known=bool(self._machine.transactions.free))
+        evict = self._make_room(call.timeout_ms, known=bool(self._machine.transactions.free))
+        now_ms = self._wall_ms()
         self._write(
-            commands.JoinWrite(call.write, call.writer, call.batch_id, call.timeout_ms, call.owner, self._wall_ms()),
+            commands.JoinWrite(call.write, call.writer, call.batch_id, call.timeout_ms, call.owner, now_ms, evict),
             reply,
         )
 

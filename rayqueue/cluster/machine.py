@@ -13,7 +13,7 @@ leader's, in memory (``coordinator``).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -42,6 +42,7 @@ from rayqueue.cluster.commands import (
     FinishMove,
     FinishTransactions,
     ForgetBroker,
+    ForgetTransactionalId,
     GroupsForgotten,
     InitTransactions,
     JoinWrite,
@@ -51,6 +52,7 @@ from rayqueue.cluster.commands import (
     PutBroker,
     RecoverGroup,
     RecoverySettled,
+    ReplicaFound,
     ReplicaLost,
     ReplicasMade,
     ReplicasRemoved,
@@ -148,6 +150,11 @@ class ClusterMachine:
         return self._catalog.lost
 
     @property
+    def missing(self) -> Collection[ReplicaKey]:
+        """Those of them that have only found nothing: their data may come back."""
+        return self._catalog.missing
+
+    @property
     def moves(self) -> Mapping[str, Move]:
         """Replicas that are being replaced, by Raft group."""
         return self._catalog.moves
@@ -228,6 +235,8 @@ class ClusterMachine:
                 return catalog.replicas_removed(replicas)
             case ReplicaLost():
                 return catalog.replica_lost(command)
+            case ReplicaFound(group_id, replica_id):
+                return catalog.replica_found(ReplicaKey(group_id, replica_id))
             case BeginMove():
                 return catalog.begin_move(command)
             case FinishMove(group_id, add):
@@ -270,6 +279,7 @@ class ClusterMachine:
                 | AbortTransactions()
                 | FinishTransactions()
                 | ExpireTransactionalIds()
+                | ForgetTransactionalId()
                 | JoinWrite()
                 | EndWrite()
             ):
@@ -284,6 +294,7 @@ class ClusterMachine:
         | AbortTransactions
         | FinishTransactions
         | ExpireTransactionalIds
+        | ForgetTransactionalId
         | JoinWrite
         | EndWrite,
     ) -> Any:
@@ -298,6 +309,8 @@ class ClusterMachine:
                 return transactions.end(command, catalog.now_ms)
             case AbortTransactions():
                 return transactions.abort(command, catalog.now_ms)
+            case ForgetTransactionalId():
+                return transactions.forget(command)
             case JoinWrite():
                 return self._writes.join(command, catalog.now_ms)
             case EndWrite():

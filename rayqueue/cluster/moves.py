@@ -23,10 +23,12 @@ and gets none (step 4). A copy that is well is never given up while another one 
 partition is away, and never one that leads: it hands over first.
 
 A move whose new replica is lost, or its broker, before step 3 is undone, and
-another place is looked for. After step 3 it is finished, if the others can decide without
-the old one: the new replica is the one that has to be replaced then. A move for a
-broker that was away is undone, too, if that broker is back before step 3: what it
-has is worth more than what would be copied.
+another place is looked for; so is one whose new replica cannot be made (``patience``).
+After step 3 it is finished, if the others can decide without the old one and it does
+not lead: the new replica is the one that has to be replaced then. A move for a broker
+that was away is undone, too, if that broker is back before step 3: what it has is worth
+more than what would be copied. So is one for a replica that was only missing, and is
+found.
 """
 
 from __future__ import annotations
@@ -110,7 +112,9 @@ class Finish(NamedTuple):
 
 
 class Cancel(NamedTuple):
-    pass
+    old_is_out: bool = False
+    """The old one has left the group, for a request to remove the new one came when that voted. So the old one is lost,
+    too, and another move has to replace it."""
 
 
 Step = AddLearner | RemoveLearner | Promote | Transfer | RemoveVoter | Finish | Cancel
@@ -135,6 +139,8 @@ class Found(NamedTuple):
     """Those of them that are not waited for: they are to be replaced, too, once this is done."""
     settled: bool = True
     """The membership is committed. Else the group may return to the one before it."""
+    found_again: bool = False
+    """The old one is not lost, though the move was begun because it was."""
     strangers: Collection[ReplicaId] = ()
     """Learners that have no place: a request to add one came late, when its move had been undone."""
 
@@ -153,14 +159,17 @@ def _step(move: Move, found: Found, here: Collection[str]) -> Step | None:
     if not move.adds:
         return _give_up(remove, found)
     if add not in members.voters:
-        came_back = move.reason is Reason.AWAY and found.old_broker in here and remove in members.voters
+        came_back = found.found_again or (move.reason is Reason.AWAY and found.old_broker in here)
+        came_back &= remove in members.voters
         if found.lost or came_back or move.broker not in here:
-            return RemoveLearner(add) if add in members.learners else Cancel()
+            old_is_out = remove != "" and remove not in members.everyone
+            return RemoveLearner(add) if add in members.learners else Cancel(old_is_out)
         if found.unmade:
             return None
         return Promote(add) if add in members.learners else AddLearner(add)
     if remove and remove == found.leader:
-        return Transfer(add)
+        # One that leads is of more use than one that is gone: then the move is undone after all.
+        return RemoveVoter(add) if found.lost or move.broker not in here else Transfer(add)
     if remove not in members.everyone:
         return Finish()
     if _can_go(remove, found):
@@ -184,10 +193,11 @@ def _give_up(remove: ReplicaId, found: Found) -> Step | None:
     if remove not in members.everyone:
         return Finish()
     others = members.voters - {remove}
-    if not others or (remove in found.well and others & set(found.away)):
+    needed = remove in found.well and not (remove in found.gone and _can_go(remove, found))
+    if not others or (needed and others & set(found.away)):
         return Cancel()  # one that is away is to go first; or all others have gone meanwhile
     ready = sorted(others & set(found.well))
-    if remove in found.well and len(ready) < len(others):
+    if needed and len(ready) < len(others):
         return None  # one of them does not answer just now
     if remove == found.leader:
         return Transfer(ready[0]) if ready else None
@@ -227,6 +237,11 @@ class Need(NamedTuple):
     target: str | None = None
     """The broker that a plan names."""
 
+    @property
+    def held_by(self) -> str | None:
+        """The broker of the one that goes."""
+        return next((each.broker for each in self.partition.replicas if each.replica_id == self.remove), None)
+
 
 def needs(
     partitions: Iterable[PartitionInfo],
@@ -235,11 +250,14 @@ def needs(
     moving: Collection[str],
     draining: Collection[str] = (),
     wishes: Wishes | None = None,
+    led: Collection[str] = (),
 ) -> list[Need]:
     """One replica per partition, those first whose partition can afford no further loss; then copies that are missing.
 
     ``lost``: replicas, by Raft group and id, and what became of them. ``away``: brokers that are given up, and why.
     ``moving``: groups that have a move already. ``draining``: brokers that are to be emptied, which can wait.
+    ``led``: groups that somebody leads. They decide, so a majority of them is well whatever was reported: disks that
+    were mounted late were lost, and are back.
     """
     wishes = wishes or Wishes()
     found: list[tuple[int, Need]] = []
@@ -263,13 +281,16 @@ def needs(
                     Need(partition, replica.replica_id, Reason.DRAIN, f"broker {replica.broker} is to be emptied")
                 )
         healthy = len(partition.replicas) - len(ill)
-        if cannot_decide(healthy, len(partition.replicas)):
-            continue
         margin = healthy - (len(partition.replicas) // 2 + 1)
+        in_doubt = cannot_decide(healthy, len(partition.replicas))
+        if in_doubt:
+            if partition.group_id not in led:
+                continue
+            margin = 0  # or more: not before those of which it is known
         wanted = wishes.replication.get(partition.group_id, len(partition.replicas))
         if partition.group_id in wishes.unmade:
             wanted = len(partition.replicas)
-        if wanted < len(partition.replicas):
+        if wanted < len(partition.replicas) and not in_doubt:  # else the one that is given up might be the one needed
             worst = (ill + leaving)[0].remove if ill or leaving else _dispensable(partition, known)
             need = Need(partition, worst, Reason.SHRINK, f"its topic is to have {wanted} copies")
             found.append((margin if ill else _CAN_WAIT + 1, need))
@@ -311,24 +332,27 @@ def choose_broker(
     room: Mapping[str, int],
     spare_bytes: Mapping[str, int] | None = None,
     size_bytes: int = 0,
+    avoid: Collection[str] = (),
 ) -> str | None:
     """Where the new replica goes; None if there is no place for it now.
 
-    A lost replica's own broker, if it is here: only its data is gone. Otherwise one that has no copy of this
-    partition yet and has room, in a rack, then on a host without a copy if there is one, with as few replicas as
-    possible. ``spare_bytes``: what may still be written to each disk; one that is not named takes any number.
+    A lost replica's own broker, if it is here and its disk has space: only the data is gone. Otherwise one that has no
+    copy of this partition yet and has room, in a rack, then on a host without a copy if there is one, with as few
+    replicas as possible. ``spare_bytes``: what may still be written to each disk; one that is not named takes any
+    number. ``avoid``: brokers that could not make a replica a moment ago (``rayqueue.cluster.patience``).
     """
     here = {each.broker: each for each in alive}
     spare = spare_bytes or {}
-    old = next((replica.broker for replica in need.partition.replicas if replica.replica_id == need.remove), None)
-    if need.reason is Reason.LOST and old in here and here[old].stays:
-        return old
-    others = [replica.broker for replica in need.partition.replicas if replica.replica_id != need.remove]
-    able = [
+    old = need.held_by
+    takes = [
         each
         for each in alive
-        if each.stays and room.get(each.broker, 1) > 0 and spare.get(each.broker, size_bytes) >= size_bytes
+        if each.stays and each.broker not in avoid and spare.get(each.broker, size_bytes) >= size_bytes
     ]
+    if need.reason is Reason.LOST and old in {each.broker for each in takes}:
+        return old
+    others = [replica.broker for replica in need.partition.replicas if replica.replica_id != need.remove]
+    able = [each for each in takes if room.get(each.broker, 1) > 0]
     free = [each for each in able if each.broker not in (*others, old)]
     if need.reason is Reason.GROW and not {each.broker for each in alive if each.stays} - set(others):
         free = able  # every broker has a copy: as with new topics, several are on one

@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from rayqueue.cluster.disks import reserve
 from rayqueue.cluster.placement import AliveBroker, crowding
 from rayqueue.protocol.topics import TopicInfo
 
@@ -92,8 +93,7 @@ class _Board:
             self.counts[broker] += more
             if broker in self.room:
                 self.room[broker] -= more
-            if broker in self.spare:
-                self.spare[broker] -= more * copies.size_bytes
+            reserve(self.spare, self.known.values(), broker, more * copies.size_bytes)
 
     # -- copies that share what they need not ---------------------------------------------------
 

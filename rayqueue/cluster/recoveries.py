@@ -32,6 +32,8 @@ class Recovery(msgspec.Struct, frozen=True, array_like=True):
     """What may be lost, as it was told to whoever confirmed it."""
     settled: bool = False
     """The survivor leads in the new epoch."""
+    begins_at: int | None = None
+    """Nobody was left who could go on: the survivor is a new replica, which begins empty, at this offset."""
 
 
 class Recoveries:

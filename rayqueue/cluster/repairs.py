@@ -13,7 +13,7 @@ from typing import Protocol
 
 from rayqueue.cluster.catalog import PlacedReplica
 from rayqueue.cluster.commands import ForgetBroker
-from rayqueue.cluster.moves import Found, Move, Need, Planned, Wishes, cannot_decide, needs
+from rayqueue.cluster.moves import Found, Move, Need, Planned, Reason, Wishes, cannot_decide, needs
 from rayqueue.cluster.placement import AliveBroker
 from rayqueue.cluster.recoveries import Recovery
 from rayqueue.config import ClusterSettings
@@ -62,6 +62,8 @@ class Metadata(Protocol):
     @property
     def lost(self) -> Mapping[tuple[str, str], str]: ...
     @property
+    def missing(self) -> Collection[tuple[str, str]]: ...
+    @property
     def moves(self) -> Mapping[str, Move]: ...
     @property
     def unmade(self) -> Collection[tuple[str, str]]: ...
@@ -72,9 +74,15 @@ class Metadata(Protocol):
 
 
 def needs_of(
-    view: Metadata, alive: Sequence[AliveBroker], given_up: Mapping[str, str], *, replaces: bool = False
+    view: Metadata,
+    alive: Sequence[AliveBroker],
+    given_up: Mapping[str, str],
+    *,
+    replaces: bool = False,
+    led: Collection[str] = (),
 ) -> list[Need]:
-    """The replicas that should be replaced, most urgent first. ``replaces``: those on nodes that Ray drains, too."""
+    """The replicas that should be replaced, most urgent first. ``replaces``: those on nodes that Ray drains, too.
+    ``led``: groups that somebody leads, as far as is known: they can decide, whatever was reported of them."""
     partitions = [partition for info in view.topics.values() for partition in info.partitions]
     draining = {each.broker for each in alive if each.draining or (each.leaving and replaces)}
     replication = {
@@ -86,26 +94,52 @@ def needs_of(
     changing = {group_id for group_id, _ in view.unmade}
     changing |= {each.group_id for each in view.recoveries.values() if not each.settled}
     wishes = Wishes(replication, view.planned, changing, alive)
-    return needs(partitions, view.lost, given_up, view.moves, draining, wishes)
+    return needs(partitions, view.lost, given_up, view.moves, draining, wishes, led)
 
 
 def stuck(view: Metadata, given_up: Mapping[str, str]) -> dict[str, str]:
     """Partitions of which so many copies are lost, or on brokers that are given up, that ``needs_of`` leaves them
     alone: by Raft group, what an operator should know."""
     found: dict[str, str] = {}
-    for partition in (each for info in view.topics.values() for each in info.partitions):
-        ill = [
-            each.replica_id
-            for each in partition.replicas
-            if each.broker in given_up or (partition.group_id, each.replica_id) in view.lost
-        ]
-        left, copies = len(partition.replicas) - len(ill), len(partition.replicas)
-        if cannot_decide(left, copies):
-            found[partition.group_id] = (
-                f"{left} of {copies} copies are left, which decide nothing: bring {', '.join(ill)} back, or give up "
-                "what only they have (rayqueue recover --unsafe)"
-            )
+    for info in view.topics.values():
+        for partition in info.partitions:
+            ill = {
+                each.replica_id: view.lost.get((partition.group_id, each.replica_id)) or given_up[each.broker]
+                for each in partition.replicas
+                if each.broker in given_up or (partition.group_id, each.replica_id) in view.lost
+            }
+            left, copies = len(partition.replicas) - len(ill), len(partition.replicas)
+            if cannot_decide(left, copies):
+                command = f"rayqueue recover {info.name} {partition.number} --unsafe"
+                found[partition.group_id] = _stuck(ill, left, copies, command)
     return found
+
+
+def _stuck(ill: Mapping[str, str], left: int, copies: int, command: str) -> str:
+    names = ", ".join(ill)
+    if left:
+        return (
+            f"{left} of {copies} copies are left, which decide nothing: bring {names} back, or give up what only they "
+            f"have ({command})"
+        )
+    whys = "; ".join(f"{replica_id}: {why}" for replica_id, why in ill.items())
+    return (
+        f"no copy is left to make another one from ({whys}). Bring the data of {names} back, or give it up and begin "
+        f"anew, empty ({command}, which asks first)"
+    )
+
+
+def only_and_lost(view: Metadata) -> list[tuple[str, str]]:
+    """Replicas, by Raft group and id, that are the only ones of their partitions and were reported as lost, for more
+    than a missing directory. Nobody replaces them; if their data is brought back, they serve as before: there is nobody
+    whom they could contradict."""
+    return [
+        (partition.group_id, partition.replicas[0].replica_id)
+        for info in view.topics.values()
+        for partition in info.partitions
+        if len(partition.replicas) == 1
+        and (partition.group_id, partition.replicas[0].replica_id) in view.lost.keys() - set(view.missing)
+    ]
 
 
 class Said(Protocol):
@@ -152,6 +186,7 @@ def found_of(
         away=[node for node, broker in places.items() if broker not in here or node in lost],
         gone=[node for node, broker in places.items() if broker in given_up or node in lost],
         settled=settled,
+        found_again=move.reason is Reason.LOST and move.remove not in lost,
         strangers=members.learners - places.keys() - {ReplicaId(move.add)},
     )
 

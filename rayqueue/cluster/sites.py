@@ -14,7 +14,7 @@ now:
   set. A broker whose memory is not known has no bound.
 - A new replica takes ``replica_disk_bytes``, one that is moved what the partition
   has. ``disk_reserve_percent`` of each disk stays free; a broker whose disk has less
-  gets nothing at all.
+  gets nothing at all. What moves under way will still write is as good as written (``disks``).
 """
 
 from __future__ import annotations
@@ -22,9 +22,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 
+from rayqueue.cluster.disks import promised_bytes, reserve, spare_bytes
 from rayqueue.cluster.machine import ClusterMachine
 from rayqueue.cluster.moves import Need, Reason, choose_broker
 from rayqueue.cluster.placement import AliveBroker, NoRoomError, Placement, place
+from rayqueue.cluster.seen import Seen
 from rayqueue.config import ClusterSettings
 from rayqueue.errors import CapacityError, NoBrokerError
 from rayqueue.protocol.topics import PartitionInfo, ReplicaInfo
@@ -33,7 +35,9 @@ from rayqueue.protocol.topics import PartitionInfo, ReplicaInfo
 class Sites:
     def __init__(self, machine: ClusterMachine, settings: ClusterSettings) -> None:
         self._machine = machine
-        self._settings = settings
+        self.settings = settings
+        self.seen = Seen()
+        """What the keeper tells of its looks."""
         self._told = False
         self._led_since_s = 0.0
         self._missing_since_s: dict[str, float] = {}
@@ -41,6 +45,7 @@ class Sites:
 
     def lead(self, now_s: float) -> None:
         """Nothing is known of the brokers until the keeper has looked."""
+        self.seen = Seen()
         self._led_since_s = now_s
         self._missing_since_s = {}
 
@@ -55,7 +60,7 @@ class Sites:
 
     def wait_until_s(self, replication: int) -> float:
         """Until when a placement of so many copies should wait for brokers that are missing; the past if not at all."""
-        wait_s = self._settings.broker_wait_ms / 1000
+        wait_s = self.settings.broker_wait_ms / 1000
         if not self._told:
             return self._led_since_s + wait_s
         if not self._shares_needlessly(replication):
@@ -78,10 +83,14 @@ class Sites:
     # -- how many fit --------------------------------------------------------------------------
 
     def room(self) -> dict[str, int]:
-        return room(self.alive.values(), self._machine.replica_counts(), self._settings)
+        return room(self.alive.values(), self._machine.replica_counts(), self.settings, self.promised_bytes())
 
     def spare_bytes(self) -> dict[str, int]:
-        return spare_bytes(self.alive.values(), self._settings)
+        return spare_bytes(self.alive.values(), self.settings, self.promised_bytes())
+
+    def promised_bytes(self) -> dict[str, int]:
+        moves, seen = self._machine.moves.values(), self.seen
+        return promised_bytes(moves, seen.sizes, seen.paces, self.alive.values())
 
     def check_room(self, broker: str, size_bytes: int = 0) -> None:
         """``CapacityError``, with numbers, unless it takes another replica, of so many bytes."""
@@ -99,20 +108,23 @@ class Sites:
         )
 
     def check_copies(self, partitions: Sequence[PartitionInfo], more: int) -> None:
-        """``CapacityError`` unless each of these partitions finds so many further brokers."""
+        """``CapacityError`` unless each partition finds so many further brokers, with space for what it has."""
         alive = [each for _, each in sorted(self.alive.items()) if each.stays]
         if not alive:
             raise NoBrokerError("no node is there that could take a replica; retry")
-        counts, room = dict(self._machine.replica_counts()), self.room()
-        before = dict(room)
+        counts, room, spare = dict(self._machine.replica_counts()), self.room(), self.spare_bytes()
+        before, sizes = dict(room), self.seen.sizes
+        total_bytes = more * sum(sizes.get(each.group_id, 0) for each in partitions)
         for partition in partitions:
+            size_bytes = sizes.get(partition.group_id, 0)
             for _ in range(more):
-                broker = choose_broker(Need(partition, "", Reason.GROW, ""), alive, counts, room)
+                broker = choose_broker(Need(partition, "", Reason.GROW, ""), alive, counts, room, spare, size_bytes)
                 if broker is None:
-                    raise self._refusal(len(partitions), more, before)
+                    raise self._refusal(len(partitions), more, before, total_bytes)
                 counts[broker] = counts.get(broker, 0) + 1
                 if broker in room:
                     room[broker] -= 1
+                reserve(spare, alive, broker, size_bytes)
                 copy = ReplicaInfo("new", broker)
                 partition = PartitionInfo(partition.number, partition.group_id, (*partition.replicas, copy))
 
@@ -129,14 +141,20 @@ class Sites:
         except NoRoomError:
             raise self._refusal(partitions, replication, room) from None
 
-    def _refusal(self, partitions: int, replication: int, room: Mapping[str, int]) -> CapacityError:
+    def _refusal(
+        self, partitions: int, replication: int, room: Mapping[str, int], more_bytes: int | None = None
+    ) -> CapacityError:
+        """``more_bytes``: the partitions are there, and are to have so many copies more, of so many bytes in all."""
         counts = self._machine.replica_counts()
         there = sum(counts.get(broker, 0) + each.coordinators for broker, each in self.alive.items())
         left = sum(room.values())
         told = [f"{broker}: {self._facts(broker, room)}" for broker in sorted(self.alive)]
         rest = f" and {len(told) - _TOLD_BROKERS} more" if len(told) > _TOLD_BROKERS else ""
+        wanted = f"{partitions} partitions with {replication} copies each"
+        if more_bytes is not None:
+            wanted = f"{replication} more copies of each of {partitions} partitions, {more_bytes >> 20:,} MiB in all,"
         return CapacityError(
-            f"{partitions} partitions with {replication} copies each do not fit: {there} replicas are on "
+            f"{wanted} do not fit: {there} replicas are on "
             f"{len(self.alive)} brokers and {left} more fit, no two copies of a partition on one broker where that can "
             f"be ({'; '.join(told[:_TOLD_BROKERS])}{rest}). {self._rule()}. "
             "Ask for fewer, add nodes, or change the setting",
@@ -156,11 +174,14 @@ class Sites:
             words.append(f"{each.memory_bytes >> 20:,} MiB of memory")
         if each.disk_bytes:
             words.append(f"{each.disk_free_bytes >> 20:,} of {each.disk_bytes >> 20:,} MiB of disk free")
+        promised_bytes = self.promised_bytes().get(broker, 0)
+        if promised_bytes:
+            words.append(f"{promised_bytes >> 20:,} MiB of that for what is being moved to it")
         fit = room.get(broker)
         return ", ".join(words) + ("" if fit is None else f", {fit} more fit")
 
     def _rule(self) -> str:
-        settings = self._settings
+        settings = self.settings
         memory = (
             f"cluster.max_replicas_per_broker = {settings.max_replicas_per_broker}"
             if settings.max_replicas_per_broker is not None
@@ -176,21 +197,13 @@ class Sites:
 _TOLD_BROKERS = 5
 
 
-def nearly_full(each: AliveBroker, settings: ClusterSettings) -> bool:
-    """Its disk has less than what is to stay free."""
-    return bool(each.disk_bytes) and each.disk_free_bytes < each.disk_bytes * settings.disk_reserve_percent // 100
-
-
-def spare_bytes(alive: Collection[AliveBroker], settings: ClusterSettings) -> dict[str, int]:
-    """What may still be written to each disk; those that are not known are not named."""
-    kept = settings.disk_reserve_percent
-    return {
-        each.broker: max(0, each.disk_free_bytes - each.disk_bytes * kept // 100) for each in alive if each.disk_bytes
-    }
-
-
-def room(alive: Collection[AliveBroker], counts: Mapping[str, int], settings: ClusterSettings) -> dict[str, int]:
-    """How many more replicas each broker takes; those without a bound are not named."""
+def room(
+    alive: Collection[AliveBroker],
+    counts: Mapping[str, int],
+    settings: ClusterSettings,
+    promised: Mapping[str, int] | None = None,
+) -> dict[str, int]:
+    """How many more replicas each broker takes; those without a bound are not named. ``promised``: bytes of disks."""
     on_host = Counter(each.host for each in alive)
     hosts = {each.broker: each.host for each in alive}
     left: dict[str, int] = {}
@@ -203,7 +216,7 @@ def room(alive: Collection[AliveBroker], counts: Mapping[str, int], settings: Cl
             most = usable_bytes // settings.replica_memory_bytes // on_host[each.host]
         left[each.broker] = max(0, most - counts.get(each.broker, 0) - each.coordinators)
     # Brokers on one host may have one disk.
-    for broker, spare in spare_bytes(alive, settings).items():
+    for broker, spare in spare_bytes(alive, settings, promised).items():
         fit = spare // settings.replica_disk_bytes // on_host[hosts[broker]]
         left[broker] = min(left.get(broker, fit), fit)
     return left

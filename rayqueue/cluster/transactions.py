@@ -21,7 +21,7 @@ producer's.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from typing import Literal
 
 import msgspec
@@ -30,6 +30,7 @@ from rayqueue.cluster.commands import (
     AbortTransactions,
     EndTransaction,
     FinishTransactions,
+    ForgetTransactionalId,
     InitTransactions,
     JoinWrite,
 )
@@ -162,6 +163,8 @@ class Transactions:
             return Transaction(*row.key)
         if command.resume:
             return _unknown(command.transactional_id) if row is None else _taken(row)
+        if row is None:
+            self._evict(command.evict)
         if row is None and self.free and 0 < command.max_ids <= len(self.ids):
             self._forget(min(self.free))
         key = (self._new_producer_id(), 0) if row is None else self._after(row.key)
@@ -226,6 +229,7 @@ class Transactions:
     # -- tasks that write together -------------------------------------------------------------
 
     def join(self, command: JoinWrite, now_ms: int) -> Transaction:
+        self._evict(command.evict)
         if self.free:
             name = min(self.free)
             key = self.ids[name].key
@@ -273,7 +277,7 @@ class Transactions:
 
     def expire(self, is_old: Callable[[int], bool]) -> tuple[str, ...]:
         """Forget ids that are not used; those of which a commit is still to be told stay."""
-        busy = {row.transactional_id for row in self.commits.values()}
+        busy = self._busy()
         gone: list[str] = []
         for name in sorted(self.ids):
             row = self.ids[name]
@@ -282,6 +286,34 @@ class Transactions:
         for name in gone:
             self._forget(name)
         return tuple(gone)
+
+    def forget(self, command: ForgetTransactionalId) -> bool:
+        """Its producer was the last one."""
+        name = command.transactional_id
+        row = self.ids.get(name)
+        if row is None or row.attempt != command.attempt or name in self._busy():
+            return False
+        self._forget(name)
+        return True
+
+    def idlest(self, open_ones: Container[Key]) -> IdRow | None:
+        """The producer's id that was not used for longest, with nothing open that is known of, and nothing to do."""
+        busy = self._busy()
+        idle = [
+            row
+            for row in self.ids.values()
+            if row.attempt and row.transactional_id not in busy and row.key not in open_ones
+        ]
+        return min(idle, key=lambda row: (row.used_ms, row.transactional_id), default=None)
+
+    def _evict(self, name: str) -> None:
+        row = self.ids.get(name)
+        if row is not None and row.attempt and name not in self._busy():
+            self._forget(name)
+
+    def _busy(self) -> set[str]:
+        """Ids of which a commit is still to be told."""
+        return {row.transactional_id for row in self.commits.values()}
 
     def _forget(self, name: str) -> None:
         row = self.ids.pop(name)

@@ -12,11 +12,13 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import islice
 
 from rayqueue.config import GatewaySettings
 from rayqueue.errors import RateLimitedError
 
 _MAX_KNOWN = 10_000
+_LOOKED_AT = 100
 
 
 class Bucket:
@@ -29,9 +31,13 @@ class Bucket:
         self.left = rate
         self.at_s = now_s
 
+    def left_at(self, now_s: float) -> float:
+        """Less than nothing: a debt."""
+        return min(self.rate, self.left + (now_s - self.at_s) * self.rate)
+
     def take(self, amount: float, now_s: float) -> float:
         """0 if it was taken; otherwise nothing was, and after so many seconds it may be asked for again."""
-        self.left = min(self.rate, self.left + (now_s - self.at_s) * self.rate)
+        self.left = self.left_at(now_s)
         self.at_s = now_s
         if self.left <= 0:
             return max(0.001, -self.left / self.rate)
@@ -55,7 +61,7 @@ class Buckets:
         if bucket is None:
             bucket = self._known[who] = Bucket(self._rate, now_s)
             if len(self._known) > _MAX_KNOWN:
-                self._known.popitem(last=False)
+                self._forget_one(now_s)
         else:
             self._known.move_to_end(who)
         wait_s = bucket.take(amount, now_s)
@@ -64,6 +70,12 @@ class Buckets:
                 f"more than {self._rate:g} {self._what} per second; come again in {wait_s:.3f} s",
                 retry_after_ms=int(wait_s * 1000) + 1,
             )
+
+    def _forget_one(self, now_s: float) -> None:
+        """Who is forgotten has a full share again: no debtor, if one of the longest unheard of is none."""
+        oldest = list(islice(self._known, _LOOKED_AT))
+        paid = (who for who in oldest if self._known[who].left_at(now_s) >= 0)
+        del self._known[next(paid, oldest[0])]
 
 
 class Slots:
@@ -170,8 +182,12 @@ class Limits:
 
     def take(self, who: str, size_bytes: int) -> None:
         """A request of this caller, with so many bytes."""
+        self.request(who)
+        self.more(who, size_bytes)
+
+    def request(self, who: str) -> None:
+        """A request of this caller, or what counts as one: a batch in a stream."""
         self._requests.take(who)
-        self._bytes.take(who, size_bytes)
 
     def more(self, who: str, size_bytes: int) -> None:
         """Another message in a stream of this caller."""

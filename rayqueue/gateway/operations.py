@@ -42,6 +42,7 @@ from rayqueue.gateway.principals import Caller, Verb
 from rayqueue.gateway.requests import Known, Requests, request_id
 from rayqueue.gateway.sessions import Place, Session, Sessions
 from rayqueue.gateway.topics import TopicCache
+from rayqueue.gateway.tracked import TrackedSession
 from rayqueue.gateway.written import Places, Written, packed, spans_of, unpacked
 from rayqueue.protocol.calls import ClusterInfo, GroupInfo
 from rayqueue.protocol.topics import TopicInfo, check_name, is_internal
@@ -248,24 +249,27 @@ class Operations:
         contents: bytes,
         columns: Columns,
         encode: Callable[[Written], bytes],
+        *,
+        kind: str = "",
     ) -> tuple[bytes, bool]:
-        """Publish unless a request of this idempotency key has. Its answer, and whether that was before."""
+        """Publish unless a request of this idempotency key, and this kind, has. Its answer, and whether that was
+        before."""
         _topic(caller, "publish", topic)
         _check_count(columns)
-        info = await self.identified(caller, topic, key, self._topics.get)
+        info = await self.identified(caller, topic, key, kind, self._topics.get)
         try:
-            return await self._once(caller, info, key, contents, columns, encode)
+            return await self._once(caller, info, key, kind, contents, columns, encode)
         except TopicRecreatedError:  # since it was looked up; the caller means the one there is
             info = await self._topics.get(topic, fresh=True)
-            return await self._once(caller, info, key, contents, columns, encode)
+            return await self._once(caller, info, key, kind, contents, columns, encode)
 
     async def identified(
-        self, caller: Caller, topic: str, key: str, look_up: Callable[..., Awaitable[TopicInfo]]
+        self, caller: Caller, topic: str, key: str, kind: str, look_up: Callable[..., Awaitable[TopicInfo]]
     ) -> TopicInfo:
         """The topic that a request with this key is for. Writing to one that is gone fails, so it need not be looked
         up anew for that; but an answer that was given for it must not be given again for the next of its name."""
         info = await look_up(topic)
-        if self._requests.knows(request_id(caller.name, topic, info.topic_id, key)):
+        if self._requests.knows(request_id(caller.name, topic, info.topic_id, key, kind)):
             info = await look_up(topic, fresh=True)
         return info
 
@@ -274,11 +278,12 @@ class Operations:
         caller: Caller,
         info: TopicInfo,
         key: str,
+        kind: str,
         contents: bytes,
         columns: Columns,
         encode: Callable[[Written], bytes],
     ) -> tuple[bytes, bool]:
-        request = request_id(caller.name, info.name, info.topic_id, key)
+        request = request_id(caller.name, info.name, info.topic_id, key, kind)
         write = NumberedWrite(self._rq, info, columns, request, self._settings.request_timeout_ms * 3 // 4)
 
         def place() -> Placement:
@@ -385,14 +390,16 @@ class Operations:
 
     async def consume_tracked(
         self, caller: Caller, topic: str, consumer_id: str, *, max_records: int, wait_ms: int
-    ) -> list[Record]:
-        """The next records of this consumer. Each is handed out once: its position is committed before."""
+    ) -> tuple[list[Record], Callable[[], None]]:
+        """The next records of this consumer, and what to do if its caller is gone before they are handed to him. Each
+        is handed out once: its position is committed before."""
         _topic(caller, "consume", topic)
         caller.check("consume", "group", check_name("consumer", consumer_id))
-        session = await self._sessions.tracked(caller, topic, consumer_id)
+        session = await self._sessions.tracked(caller, topic, consumer_id, TrackedSession)
         async with session.lock:
             # Their positions are committed: what came is handed out, whatever became of his key while he waited.
-            return await session.poll(_count(max_records), self.checked_wait(wait_ms), remember=False)
+            found = await session.take(_count(max_records), self.checked_wait(wait_ms))
+        return found, partial(session.not_taken, found)
 
     # -- sessions -----------------------------------------------------------------------------------
 

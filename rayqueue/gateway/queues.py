@@ -18,6 +18,7 @@ from rayqueue.client.handle import RayQueue
 from rayqueue.client.queue.dead import DeadJob
 from rayqueue.client.queue.decoding import PeekedJob
 from rayqueue.client.queue.detached import DetachedQueue, JobLease, Kind, TakenJob
+from rayqueue.client.queue.handles import no_result
 from rayqueue.client.queue.job import JobId
 from rayqueue.client.queue.putting import job_options, place_of, with_options
 from rayqueue.client.queue.queue import JobQueue
@@ -182,6 +183,8 @@ class Queues:
         columns: Columns,
         wanted: Sequence[Wanted],
         encode: Callable[[list[PutJob]], bytes],
+        *,
+        kind: str,
     ) -> tuple[bytes, bool]:
         """Put them unless a request of this idempotency key has. Its answer, and whether that was before.
 
@@ -189,8 +192,8 @@ class Queues:
         what a gateway that died did not, and no job twice.
         """
         _queue(caller, "publish", name)
-        info = await self._operations.identified(caller, name, key, self._info)
-        request = request_id(caller.name, name, info.topic_id, key)
+        info = await self._operations.identified(caller, name, key, kind, self._info)
+        request = request_id(caller.name, name, info.topic_id, key, kind)
         named = [
             each if each.dedupe_id is not None else each._replace(dedupe_id=f"{request.hex()}-{row}")
             for row, each in enumerate(wanted)
@@ -326,11 +329,7 @@ class Queues:
         assert found is not None  # noqa: S101  # it is asked for without an end
         _queue(self._operations.again(caller), "describe", name)  # he has waited
         if found.state == "gone":
-            raise UnknownJobError(
-                f"there is no result of job {job} of {name}: none was wanted, or it was kept for result_ttl_ms and is "
-                "gone",
-                job=job,
-            )
+            raise no_result(name, job, found)
         return found
 
     async def cancel(self, caller: Caller, name: str, job: str) -> None:

@@ -175,11 +175,12 @@ class Ledger:
             self.size_bytes -= oldest.size_bytes
 
 
-def request_id(caller: str, topic: str, topic_id: int, key: str) -> bytes:
-    """What an idempotency key is bound to: who uses it, and for which topic. One made again is another one."""
+def request_id(caller: str, topic: str, topic_id: int, key: str, kind: str = "") -> bytes:
+    """What an idempotency key is bound to: who uses it, for which topic, and ``kind`` of request. A topic that is made
+    again is another one."""
     if not 0 < len(key) <= MAX_KEY or not key.isprintable():
         raise InvalidInputError(f"an Idempotency-Key has 1 to {MAX_KEY} printable characters")
-    return hashlib.sha256(msgspec.msgpack.encode((caller, topic, topic_id, key))).digest()
+    return hashlib.sha256(msgspec.msgpack.encode((caller, topic, topic_id, kind + key))).digest()
 
 
 class Requests:

@@ -68,6 +68,18 @@ def check_bind(settings: GatewaySettings, *, keys: bool) -> None:
         )
 
 
+def tls_of(settings: GatewaySettings) -> ssl.SSLContext | None:
+    """``ConfigError`` if its files cannot be used."""
+    if settings.tls_cert_path is None:
+        return None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    try:
+        context.load_cert_chain(settings.tls_cert_path, settings.tls_key_path)
+    except OSError as error:  # ssl.SSLError is one, too
+        raise ConfigError(f"{settings.tls_cert_path} and its key cannot be used: {error}") from None
+    return context
+
+
 def stops_within_s(settings: GatewaySettings) -> float:
     """What is under way may take the time to drain, and what was accepted as long again until it is written."""
     return settings.drain_timeout_ms / 1000 * 2 + _LEAVE_S
@@ -126,7 +138,7 @@ class Gateway:
             make_app(self),
             host=settings.host,
             port=settings.rest_port,
-            http=protocol_of(settings, self.limits.connections),
+            http=protocol_of(settings, self.limits.connections, tls_of(settings)),
             ws="none",
             lifespan="off",
             log_config=None,
@@ -135,9 +147,6 @@ class Gateway:
             proxy_headers=False,
             timeout_keep_alive=settings.idle_timeout_ms // 1000 or 1,
             timeout_graceful_shutdown=settings.drain_timeout_ms / 1000,  # type: ignore[arg-type]  # it may be less than 1
-            ssl_certfile=settings.tls_cert_path,
-            ssl_keyfile=settings.tls_key_path,
-            ssl_version=ssl.PROTOCOL_TLS_SERVER,
         )
         server = self._http = uvicorn.Server(config)
         self._serving = asyncio.get_running_loop().create_task(_serve(server))
@@ -164,6 +173,13 @@ class Gateway:
             "rest": f"{scheme}://{self.settings.host}:{self.rest_port}",
             "grpc": f"{self.settings.host}:{self.grpc_port}",
         }
+
+    async def ended(self, stopping: asyncio.Event) -> None:
+        """Until it is to be stopped, or a listener has ended by itself."""
+        assert self._serving is not None  # noqa: S101  # it was started
+        told = asyncio.ensure_future(stopping.wait())
+        await asyncio.wait((told, self._serving), return_when=asyncio.FIRST_COMPLETED)
+        told.cancel()
 
     async def stop(self) -> None:
         """In good order: no new requests; those that wait are answered at once, those at work if they end within
@@ -228,6 +244,10 @@ class GatewayThread:
                 self._loop.call_soon_threadsafe(self._stopping.set)
         self._thread.join(stops_within_s(self._settings))
 
+    @property
+    def alive(self) -> bool:
+        return self._thread.is_alive()
+
     def __enter__(self) -> Gateway:
         return self.start()
 
@@ -260,6 +280,6 @@ class GatewayThread:
             await gateway.start()
             self.gateway = gateway
             self._started.set()
-            await self._stopping.wait()
+            await gateway.ended(self._stopping)
         finally:
             await gateway.stop()

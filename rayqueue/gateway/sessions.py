@@ -10,8 +10,7 @@ which gateway has it, and cannot be guessed; it also belongs to the key that
 opened it. It lives for as long as it is heard of; then it leaves its group, and
 what was not acknowledged is read by others.
 
-Tracked consumers are sessions without an id: a topic and the name of a consumer
-are enough, and positions are committed before records are handed out.
+``rayqueue.gateway.tracked`` has sessions without an id.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ import secrets
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from rayqueue.client.handle import RayQueue
 from rayqueue.config import GatewaySettings
@@ -39,11 +38,13 @@ from rayqueue.errors import (
 from rayqueue.gateway.limits import Slots
 from rayqueue.gateway.principals import Caller
 from rayqueue.records import Record
-from rayqueue.records.room import Room
+from rayqueue.records.room import Room, size_of
 
 _log = logging.getLogger(__name__)
 
 MAX_UNACKED = 20_000
+MAX_UNACKED_BYTES = 64 * 1024 * 1024
+"""They are kept, to be sent again if an answer is lost."""
 _JOIN_S = 10.0
 _LOOK_EVERY_S = 0.5
 _COMMITS = 5
@@ -74,6 +75,7 @@ class Session:
         self.heard_s = 0.0
         self.unacked: dict[Place, tuple[int, Record]] = {}
         """With its number, in the order of these."""
+        self._unacked_bytes = 0
         self.cursor = 0
         self._seen = True
         self.lock = asyncio.Lock()
@@ -82,6 +84,11 @@ class Session:
         self._consumer = consumer
         self._max_bytes = max_bytes
         self._joined = False
+
+    @property
+    def room(self) -> int:
+        """So many more records may be handed out before some are acknowledged."""
+        return MAX_UNACKED - len(self.unacked) if self._unacked_bytes < MAX_UNACKED_BYTES else 0
 
     async def read(
         self, max_records: int, wait_ms: int, cursor: int | None, *, within_s: float = math.inf
@@ -106,8 +113,11 @@ class Session:
         self, max_records: int, wait_ms: int, *, remember: bool = True, within_s: float = math.inf
     ) -> list[Record]:
         """The next records; [] if none came in time. The first call also waits for its share of the partitions."""
-        if remember and len(self.unacked) + max_records > MAX_UNACKED:
-            raise QueueFullError(f"{len(self.unacked)} records of this session are not acknowledged: ack some first")
+        if remember and max_records > self.room:
+            raise QueueFullError(
+                f"{len(self.unacked)} records of this session, {self._unacked_bytes} bytes, are not acknowledged: ack "
+                "some first"
+            )
         over_s = time.monotonic() + within_s
         found: list[Record] = []
         if not self._joined:
@@ -116,16 +126,13 @@ class Session:
             while not found and not self._consumer.assignment() and not self._hurried:
                 if time.monotonic() >= deadline_s:
                     break
-                found = await self._consumer.poll_async(
-                    max_records=max_records, max_bytes=self._max_bytes, timeout_ms=50
-                )
+                found = await self._next(max_records, 50)
             self._joined = bool(found or self._consumer.assignment()) or deadline_s < over_s
         if not found and not self._hurried:
             wait_ms = int(min(wait_ms, max(0.0, over_s - time.monotonic()) * 1000))
-            found = await self._consumer.poll_async(
-                max_records=max_records, max_bytes=self._max_bytes, timeout_ms=wait_ms
-            )
+            found = await self._next(max_records, wait_ms)
         if remember:
+            self._unacked_bytes += size_of(found)
             for number, each in enumerate(found, self.cursor + 1):
                 self.unacked[Place(each.topic, each.partition, each.offset, each.lane)] = number, each
             self.cursor += len(found)
@@ -162,17 +169,9 @@ class Session:
                     "this session, or is acknowledged already",
                     **place._asdict(),
                 )
-        lost = self._marked_done(wanted)
-        for _ in range(_COMMITS):
-            try:
-                await self._consumer.commit_async()
-                break
-            except StaleGenerationError:  # one went on the way; what is due of the others is committed by the next
-                lost = self._marked_done(wanted)
-        else:
-            raise StaleGenerationError("partitions of this session go to others again and again: acknowledge once more")
-        for place in wanted:
-            self.unacked.pop(place, None)
+        lost = await self.commit(wanted)
+        done = [self.unacked.pop(place, None) for place in wanted]
+        self._unacked_bytes -= size_of([each[1] for each in done if each is not None])
         if lost:
             names = sorted({f"{place.topic}-{place.partition}" for place in lost})
             raise StaleGenerationError(
@@ -181,6 +180,17 @@ class Session:
                 partitions=names,
             )
         return len(wanted)
+
+    async def commit(self, places: Sequence[Place]) -> list[Place]:
+        """Positions behind these. Those that are not this member's any more. With an error it may be repeated."""
+        lost = self._marked_done(places)
+        for _ in range(_COMMITS):
+            try:
+                await self._consumer.commit_async()
+                return lost
+            except StaleGenerationError:  # one went on the way; what is due of the others is committed by the next
+                lost = self._marked_done(places)
+        raise StaleGenerationError("partitions of this session go to others again and again: acknowledge once more")
 
     def _marked_done(self, places: Iterable[Place]) -> list[Place]:
         """Those of them that are not this member's any more."""
@@ -207,6 +217,9 @@ class Session:
         self.closed = True
         with suppress(RayQueueError):
             await self._consumer.close_async()
+
+
+_SessionT = TypeVar("_SessionT", bound=Session)
 
 
 class Sessions:
@@ -266,6 +279,7 @@ class Sessions:
             group,
             topics,
             timeout_s,
+            Session,
             start=start,
             ack="record",
             auto_commit=False,
@@ -299,7 +313,7 @@ class Sessions:
 
     # -- consumers that are tracked by their names ---------------------------------------------
 
-    async def tracked(self, caller: Caller, topic: str, consumer_id: str) -> Session:
+    async def tracked(self, caller: Caller, topic: str, consumer_id: str, kind: type[_SessionT]) -> _SessionT:
         """The session of this consumer, which is opened if need be. Two requests at once share one."""
         name = f"{caller.name}/{topic}/{consumer_id}"
         session = self._known.get(name)
@@ -312,19 +326,29 @@ class Sessions:
                     consumer_id,
                     [topic],
                     self._settings.session_timeout_ms / 1000,
+                    kind,
                     start="earliest",
-                    delivery="at_most_once",
+                    ack="record",
+                    auto_commit=False,
                 )
                 opening = self._opening[name] = asyncio.get_running_loop().create_task(work)
                 opening.add_done_callback(lambda _: self._opening.pop(name, None))
             session = await asyncio.shield(opening)
         session.heard_s = self._clock_s()
+        assert isinstance(session, kind)  # noqa: S101  # no id of another kind has a slash
         return session
 
     # -- within ---------------------------------------------------------------------------------
 
     async def _open(
-        self, session_id: str, caller: Caller, group: str, topics: Sequence[str], timeout_s: float, **options: Any
+        self,
+        session_id: str,
+        caller: Caller,
+        group: str,
+        topics: Sequence[str],
+        timeout_s: float,
+        kind: type[Session],
+        **options: Any,
     ) -> Session:
         if len(self._known) >= self._settings.max_sessions:
             raise RateLimitedError(
@@ -338,7 +362,7 @@ class Sessions:
         except BaseException:
             self._streams.release(caller.name)
             raise
-        session = self._known[session_id] = Session(
+        session = self._known[session_id] = kind(
             session_id, caller.name, group, topics, consumer, self._settings.max_answer_bytes
         )
         session.timeout_s = timeout_s

@@ -140,7 +140,7 @@ class BufferedStore(ABC):
     def _settle_here(self) -> None: ...
 
     @abstractmethod
-    def _write_waymark(self, mark: Waymark) -> None: ...
+    def _write_waymark(self, mark: Waymark, durable: bool) -> None: ...
 
     @abstractmethod
     def look_for_room(self) -> None:
@@ -213,10 +213,10 @@ class BufferedStore(ABC):
     def waymark(self) -> Waymark:
         return self._waymark
 
-    def set_waymark(self, mark: Waymark) -> None:
+    def set_waymark(self, mark: Waymark, *, durable: bool = False) -> None:
         if mark > self._waymark:
+            self._write_waymark(mark, durable)
             self._waymark = mark
-            self._write_waymark(mark)
 
     def _find_behind(self, mark: Waymark) -> None:
         """After everything was loaded: an older copy may be in a place that looks like its own."""

@@ -20,13 +20,14 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from struct import Struct
-from typing import NamedTuple
-
-import lmdb
+from typing import TYPE_CHECKING, NamedTuple
 
 from rayqueue.errors import DamagedLogError, DiskFullError, StorageError, StoreIdentityError
 from rayqueue.log.lmdb_room import FULL_ERRNOS, free_bytes
 from rayqueue.log.private import FILE_MODE, make_directory, opener
+
+if TYPE_CHECKING:
+    import lmdb  # whoever only wants a directory's lock or name need not load it
 
 DATA_FILE = "data.mdb"
 LOCK_FILE = "LOCK"

@@ -499,8 +499,8 @@ class LmdbStore(BufferedStore):
         with _typed(self._path):
             settle(self._path)
 
-    def _write_waymark(self, mark: Waymark) -> None:
-        write_waymark(self._path, mark)
+    def _write_waymark(self, mark: Waymark, durable: bool) -> None:
+        write_waymark(self._path, mark, durable=durable)
 
     def size_bytes(self) -> int:
         self._check_open()

@@ -126,6 +126,8 @@ class MemoryDisk:
         self.wal = MemoryFile(wal_bytes)
         self.before_commit: Callable[[], None] | None = None
         self.after_commit: Callable[[], None] | None = None
+        self.before_mark: Callable[[], None] | None = None
+        """Before a mark that must be durable."""
         self.readers = 0
         self._rotten: dict[tuple[bytes, bytes], bytes] = {}
         self.limit_bytes: int | None = None
@@ -140,6 +142,7 @@ class MemoryDisk:
     def copy(self) -> MemoryDisk:
         """An image of its own, for a test."""
         twin = self.next_version()
+        twin.waymark = Waymark()
         twin.wal = self.wal.copy()
         return twin
 
@@ -148,6 +151,7 @@ class MemoryDisk:
         twin = MemoryDisk(0)
         twin.wal, twin.txn_id = self.wal, self.txn_id
         twin.before_commit, twin.after_commit = self.before_commit, self.after_commit
+        twin.before_mark, twin.waymark = self.before_mark, self.waymark
         twin._rotten = self._rotten.copy()
         twin.limit_bytes, twin.reserve_bytes = self.limit_bytes, self.reserve_bytes
         twin.entries = self.entries.copy()
@@ -417,7 +421,9 @@ class MemoryStore(BufferedStore):
     def _settle_here(self) -> None:
         self.disk.copied = None
 
-    def _write_waymark(self, mark: Waymark) -> None:
+    def _write_waymark(self, mark: Waymark, durable: bool) -> None:
+        if durable and self.disk.before_mark is not None:
+            self.disk.before_mark()
         self.disk.waymark = mark
 
     @contextmanager

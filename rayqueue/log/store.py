@@ -261,8 +261,9 @@ class LogStore(Protocol):
     def waymark(self) -> Waymark:
         """The least that this store had acknowledged, as remembered beside it (``rayqueue.log.waymark``)."""
 
-    def set_waymark(self, mark: Waymark) -> None:
-        """Remember it, where an older copy of the store leaves it. Cheap: it is not synced."""
+    def set_waymark(self, mark: Waymark, *, durable: bool = False) -> None:
+        """Remember it, where an older copy of the store leaves it; never less than before. Cheap: it is not synced.
+        ``durable``: it is, or ``StorageError`` (``DiskFullError``) says that it is not remembered."""
 
     @property
     def full(self) -> bool:

@@ -1,13 +1,17 @@
 """The waymark of a store: how far it had acknowledged, in a tiny file beside its directory.
 
-For the replica that is its group's only voter. A restored backup of its
-directory is noticed (``rayqueue.log.place``), but there is nobody it could ask
-what it has forgotten. The file beside is not part of that directory, so a copy
-of the one leaves the other where it was.
+For the replica that is its group's only voter, or was. A restored backup of
+its directory is noticed (``rayqueue.log.place``), but if it knows of no other
+voter, there is nobody it could ask what it has forgotten. The file beside is
+not part of that directory, so a copy of the one leaves the other where it was.
 
-It is written now and then, never synced, and may be lost or old: it says what was
-acknowledged at least. All that it names was durable in the store before.
-Not seen: what was acknowledged after the last mark, and a restore of the
+While the replica is alone, the file is written now and then, not synced, and
+may be lost or old. When another voter joins, it names the entry that says so,
+and is synced before that entry counts: no copy from before can take itself for
+the whole group. Either way it says what was acknowledged at least, and all that
+it names was durable in the store before.
+
+Not seen: what was acknowledged alone after the last mark, and a restore of the
 broker's whole directory, which takes the mark along.
 """
 
@@ -19,6 +23,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
+from rayqueue.errors import DiskFullError, StorageError
+from rayqueue.log.lmdb_file import fsync_directory
+from rayqueue.log.lmdb_room import FULL_ERRNOS
 from rayqueue.log.private import opener
 
 _SUFFIX = ".acked"
@@ -48,15 +55,31 @@ def read_waymark(directory: Path) -> Waymark:
     return mark if crc == crc32(_text(mark)) else Waymark()
 
 
-def write_waymark(directory: Path, mark: Waymark) -> None:
-    """One small write in place. If it cannot be written, the one before holds."""
+def write_waymark(directory: Path, mark: Waymark, *, durable: bool = False) -> None:
+    """One small write in place. If it cannot be written, the one before holds. ``durable``: it is on disk when this
+    returns; ``StorageError`` says that it is not."""
+    if not durable:
+        with suppress(OSError):
+            _write(waymark_path(directory), mark, durable=False)
+        return
+    path = waymark_path(directory)
+    try:
+        _write(path, mark, durable=True)
+        fsync_directory(path.parent)
+    except OSError as error:
+        kind = DiskFullError if error.errno in FULL_ERRNOS else StorageError
+        raise kind(f"{path} cannot be written: {error}", path=str(path)) from error
+
+
+def _write(path: Path, mark: Waymark, *, durable: bool) -> None:
     text = _text(mark)
-    with suppress(OSError):
-        descriptor = opener(str(waymark_path(directory)), os.O_WRONLY | os.O_CREAT)
-        try:
-            os.pwrite(descriptor, b"%s %10d\n" % (text, crc32(text)), 0)
-        finally:
-            os.close(descriptor)
+    descriptor = opener(str(path), os.O_WRONLY | os.O_CREAT)
+    try:
+        os.pwrite(descriptor, b"%s %10d\n" % (text, crc32(text)), 0)
+        if durable:
+            os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _text(mark: Waymark) -> bytes:

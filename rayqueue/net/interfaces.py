@@ -25,6 +25,10 @@ class Route(Protocol):
     @property
     def leader_channel(self) -> Reader | None: ...
 
+    @property
+    def trouble(self) -> str:
+        """Why nobody may lead, for the end of a sentence; "" if nothing is known."""
+
     async def leader(self) -> Reader: ...
 
     async def any_replica(self, prefer_host: str | None = None) -> Reader: ...

@@ -12,7 +12,7 @@ from contextlib import suppress
 from typing import Any, TypeVar
 
 from rayqueue.config import Settings
-from rayqueue.errors import ClosedError, ConfigError, NotLeaderError, OutcomeUnknownError, RayQueueError
+from rayqueue.errors import ClosedError, ConfigError, NotLeaderError, OutcomeUnknownError, RayQueueError, StorageError
 from rayqueue.ids import COORDINATOR
 from rayqueue.net.backoff import Backoff, Retry
 from rayqueue.net.channel import Channel
@@ -57,6 +57,8 @@ class GroupRoute:
         self._on_leaderless = on_leaderless
         self._replicas = Replicas(group_id, replica_ids, directory, settings)
         self._hint: str | None = None
+        self._troubles: dict[str, str] = {}
+        """By replica: that it is damaged, or why it cannot start. As of the last look."""
         self._search: asyncio.Task[Channel] | None = None
         self._doubt: asyncio.Task[None] | None = None
         self._rng = random.Random()  # noqa: S311  # jitter
@@ -144,7 +146,7 @@ class GroupRoute:
         except asyncio.TimeoutError:
             if written:
                 raise OutcomeUnknownError(f"{self.group_id} has not answered in time; outcome unknown") from None
-            raise NotLeaderError(f"no replica of {self.group_id} leads at the moment", leader=None) from None
+            raise self._nobody_leads() from None
 
     # -- looking for the leader ---------------------------------------------------------------
 
@@ -171,7 +173,7 @@ class GroupRoute:
             if found is not None:
                 return found
             if loop.time() + backoff.peek_s() > deadline_s:
-                raise NotLeaderError(f"no replica of {self.group_id} leads at the moment", leader=None)
+                raise self._nobody_leads()
             if loop.time() >= tell_s and self._on_leaderless is not None:
                 self._on_leaderless()
                 tell_s = loop.time() + _LEADERLESS_S
@@ -199,12 +201,27 @@ class GroupRoute:
         return None
 
     async def _ask(self, replica_id: str) -> tuple[ReplicaStatus, Channel] | None:
+        trouble = ""
         try:
-            return await in_time(self._status(replica_id), _ASK_S)
+            found = await in_time(self._status(replica_id), _ASK_S)
+            trouble = found[0].problem
         except ConfigError:  # ours: nobody will lead for us
             raise
+        except StorageError as error:
+            found, trouble = None, str(error)
         except (RayQueueError, asyncio.TimeoutError):
-            return None
+            found = None
+        self._troubles[replica_id] = trouble
+        return found
+
+    @property
+    def trouble(self) -> str:
+        """Why nobody may lead, for the end of a sentence; "" if nothing is known."""
+        told = [f"{replica_id}: {why}" for replica_id, why in sorted(self._troubles.items()) if why]
+        return f" ({'; '.join(told)})" if told else ""
+
+    def _nobody_leads(self) -> NotLeaderError:
+        return NotLeaderError(f"no replica of {self.group_id} leads at the moment{self.trouble}", leader=None)
 
     async def _status(self, replica_id: str) -> tuple[ReplicaStatus, Channel]:
         channel = await self._replicas.channel(replica_id)

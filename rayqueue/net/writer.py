@@ -66,6 +66,10 @@ class AppendChannel(Protocol):
 class LeaderRoute(Protocol):
     """The part of ``rayqueue.net.route.GroupRoute`` that a writer needs."""
 
+    @property
+    def trouble(self) -> str:
+        """Why nobody may lead, for the end of a sentence; "" if nothing is known."""
+
     async def leader(self) -> Any: ...
     def failed(self, error: RayQueueError) -> None: ...
 
@@ -305,7 +309,8 @@ class PartitionWriter(Generic[_B]):
             raise NotLeaderError(str(closed), leader=None) from None
         except asyncio.TimeoutError:
             self._leaderless = True
-            raise NotLeaderError(f"nobody leads {self.name} at the moment", leader=None) from None
+            why = self._route.trouble
+            raise NotLeaderError(f"nobody leads {self.name} at the moment{why}", leader=None) from None
         self._leaderless = False
         return channel
 

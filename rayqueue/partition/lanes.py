@@ -96,6 +96,12 @@ class Lanes:
 _NOTHING = LaneTotals()
 
 
+def emptied(lanes: int, end: Offset) -> bytes:
+    """A dump: all that the lanes had, up to this offset, is gone. A reader from before it learns that. Together lanes
+    have had as many records as there are offsets."""
+    return b"".join(_DUMPED.pack(lane, 0 if lane else end, 0, end) for lane in range(lanes))
+
+
 def committed_prefix(
     rows: Rows, start: Offset, end: Offset, lanes: int, positions: Collection[Mapping[int, Offset]]
 ) -> Offset:

@@ -71,7 +71,7 @@ from rayqueue.partition.jobs.commands import AckAll, ChangeJobs, EndWorkers, Job
 from rayqueue.partition.jobs.frontier import NOT_PLAIN
 from rayqueue.partition.jobs.queue import Grant
 from rayqueue.partition.jobs.staged import StagingQueue
-from rayqueue.partition.lanes import Lanes, committed_prefix
+from rayqueue.partition.lanes import Lanes, committed_prefix, emptied
 from rayqueue.partition.producers import Producers
 from rayqueue.partition.retention import retention_point
 from rayqueue.partition.rows import (
@@ -156,6 +156,23 @@ class _State(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields
 
 _encode_state = msgspec.msgpack.Encoder().encode
 _state_decoder = msgspec.msgpack.Decoder(_State)
+
+
+def _encode_checkpoint(state: _State) -> bytes:
+    written = list(astuple(state))
+    while written[-1] == b"":
+        written.pop()
+    body = bytes((_CHECKPOINT_VERSION,)) + _encode_state(written)
+    return crc32c(body).to_bytes(4, "little") + body
+
+
+def emptied_at(offset: Offset, settings: PartitionSettings) -> bytes:
+    """A checkpoint of a partition that has lost all that it had, and goes on at this offset. Groups and producers are
+    unknown to it."""
+    indexes_lanes = settings.lanes > 1 and not settings.queue
+    lanes = emptied(settings.lanes, offset) if indexes_lanes else b""
+    state = _State(offset, offset, 0, LogRow().max_timestamp, Index(0), settings.encode(), lanes, b"", b"")
+    return _encode_checkpoint(state)
 
 
 def _decode_state(checkpoint: bytes) -> _State:
@@ -632,11 +649,7 @@ class Partition:
             jobs=b"" if self.jobs is None else dump.dump(self.jobs, self._store),
             transactions=self.transactions.dump(),
         )
-        written = list(astuple(state))
-        while written[-1] == b"":
-            written.pop()
-        body = bytes((_CHECKPOINT_VERSION,)) + _encode_state(written)
-        return crc32c(body).to_bytes(4, "little") + body
+        return _encode_checkpoint(state)
 
     def restore(self, state: bytes) -> None:
         found = _decode_state(state)

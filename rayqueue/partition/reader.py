@@ -36,6 +36,8 @@ from rayqueue.protocol.data import ANY_LANE, Cursor
 from rayqueue.records import RecordBatch
 
 MAX_LANE = 255
+MAX_ABORTED_RUNS = 4_000
+"""So many one read jumps over, a tenth of a second's work: whoever asks is not to be taken for one that hangs."""
 
 
 class Fetched(NamedTuple):
@@ -106,6 +108,8 @@ class CommittedRead(NamedTuple):
     found: list[Fetched]
     cursors: list[Cursor]
     """Before these nothing is left but what was found."""
+    is_cut: bool = False
+    """There may be more: it has ended because there was so much to jump over."""
 
 
 def read_committed(
@@ -114,29 +118,30 @@ def read_committed(
     """As ``read_lanes``, without batches of transactions that are open or aborted, nor those of a lane that are behind
     an open one.
 
-    What was aborted is jumped over, run by run. Where a lane has nothing more, it is to be continued at its first open
-    batch, or at the end.
+    What was aborted is jumped over, run by run, up to ``MAX_ABORTED_RUNS``. Where a lane has nothing more, it is to be
+    continued at its first open batch, or at the end.
     """
     start, end = bounds(snapshot)
     last = max(end, high_watermark)
     found: list[Fetched] = []
     then: list[Cursor] = []
     inside = [_inside(snapshot, lane, offset, start, last) for lane, offset in cursors]
+    runs = MAX_ABORTED_RUNS
     for lane, offset in sorted(inside, reverse=True):
         which = None if lane == ANY_LANE else lane
         unstable = first_open(snapshot, which)
         stop = end if unstable is None else min(end, unstable)
-        at, max_bytes = _read_stable(snapshot, found, offset, stop, which, max_bytes)
+        at, max_bytes, runs = _read_stable(snapshot, found, offset, stop, which, max_bytes, runs)
         then.append(Cursor(lane, at))
-    return CommittedRead(found, then)
+    return CommittedRead(found, then, runs < 0)
 
 
 def _read_stable(
-    snapshot: Snapshot, found: list[Fetched], at: int, stop: int, lane: int | None, max_bytes: int
-) -> tuple[int, int]:
+    snapshot: Snapshot, found: list[Fetched], at: int, stop: int, lane: int | None, max_bytes: int, runs: int
+) -> tuple[int, int, int]:
     """Add batches of a lane to those found, from there up to ``stop``. Where to continue, and what is left of
-    ``max_bytes``: less than nothing, if there is one that does not fit."""
-    while at < stop and (max_bytes >= 0 or not found):
+    ``max_bytes`` and of ``runs`` to jump over: less than nothing, if there is one too many."""
+    while at < stop and runs >= 0 and (max_bytes >= 0 or not found):
         aborted = aborted_at(snapshot, at) or next(aborted_from(snapshot, at, stop), None)
         for batch in _batches(snapshot, at, lane):
             at = max(at, batch.base_offset)
@@ -144,14 +149,15 @@ def _read_stable(
                 break
             max_bytes -= batch.size_bytes
             if max_bytes < 0 and found:
-                return at, max_bytes
+                return at, max_bytes, runs
             found.append(Fetched(batch.base_offset, batch.count, _payload(snapshot, batch)))
             at = batch.end_offset
         else:
-            return stop, max_bytes
+            return stop, max_bytes, runs
         if aborted is not None and aborted.start <= at < aborted.end:
             at = aborted.end
-    return at, max_bytes
+            runs -= 1
+    return at, max_bytes, runs
 
 
 def _inside(snapshot: Snapshot, lane: int, offset: int, start: Offset, end: int) -> Cursor:

@@ -72,6 +72,8 @@ class ReplicaStatus(msgspec.Struct, frozen=True, array_like=True):
     start_offset: int
     high_watermark: int
     size_bytes: int
+    problem: str = ""
+    """Why it may never lead: it is damaged, or an older copy of itself."""
 
 
 class Broker(msgspec.Struct, frozen=True, array_like=True):
@@ -96,9 +98,11 @@ class Broker(msgspec.Struct, frozen=True, array_like=True):
     """Of the file system of its data directory; 0 if that is not known."""
     disk_free_bytes: int = 0
     disk_spare_bytes: int | None = None
-    """What may still be moved there (``cluster.disk_reserve_percent`` stays free); None if that is not known."""
+    """What may still be written there (``cluster.disk_reserve_percent`` stays free); None if that is not known."""
     leaving: bool = False
     """Ray drains its node, which may be taken away."""
+    disk_promised_bytes: int = 0
+    """What moves under way will still write there: as much less can be moved there besides."""
 
     @property
     def nearly_full(self) -> bool:
@@ -193,6 +197,8 @@ class RecoveryInfo(msgspec.Struct, frozen=True, array_like=True):
     """What may be lost, as it was told to whoever confirmed it."""
     settled: bool
     """The survivor leads again."""
+    begins_at: int | None = None
+    """If nobody was left who could go on: the survivor is a new replica, which began empty, at this offset."""
 
 
 class ClusterInfo(msgspec.Struct, frozen=True, array_like=True):
@@ -566,6 +572,8 @@ class ReportReplica(Call, frozen=True, kw_only=True):
     group_id: str
     replica_id: str = msgspec.field(name="node")  # as every release has called it on the wire
     why: str
+    missing: bool = False
+    """There was nothing where its data should be: if that comes back (a disk that was mounted late) it is trusted."""
 
 
 class DrainBroker(Call, frozen=True, kw_only=True):
@@ -597,7 +605,8 @@ class GetEvents(Call, frozen=True, kw_only=True):
 
 
 class RecoverPartition(Call, frozen=True, kw_only=True):
-    """Let a partition that has lost its majority go on with this replica alone; the others are given up.
+    """Let a partition that has lost its majority go on with this replica alone; the others are given up. If none is
+    left: with a new one, which begins empty, at this offset.
 
     ``MembershipError`` if ``replicas`` are not those that it has now. It is not checked here that the majority is lost:
     who asks has looked, and has been told what may be lost (``said``).
@@ -608,8 +617,13 @@ class RecoverPartition(Call, frozen=True, kw_only=True):
     topic_id: int
     partition: int
     survivor: str
+    """"" to begin anew."""
     replicas: tuple[str, ...]
     said: str
+    begins_at: int | None = None
+    """Only to begin anew."""
+    broker: str = ""
+    """That is to have the new replica; "": the one that had the old one, or else another."""
 
 
 class RebalanceMove(msgspec.Struct, frozen=True, array_like=True):

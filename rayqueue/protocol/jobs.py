@@ -12,7 +12,8 @@ A lease is told by its token, a number that its partition gives once. Whatever a
 worker says of a job carries the token by which it got it. A worker is told by a
 name that it has drawn for itself and that nobody has ever had or will have; the
 connection on which it asked for jobs last is the worker's: if that breaks, its
-leases end. The name says on which Ray node the worker runs (``worker_name``): if
+leases end. A leader that it has not asked yet learns of it by what it says of its
+jobs (``SettleJobs.attached``). The name says on which Ray node the worker runs (``worker_name``): if
 Ray reports that node dead, its leases end too, though the connection may seem to
 be there. Ray never gives a node's id again.
 
@@ -119,6 +120,8 @@ class Job(msgspec.Struct, frozen=True, array_like=True, gc=False):
     headers: Headers = ()
     lane: int = 0
     want_result: bool = False
+    forgiven: int = 0
+    """Deliveries before it was redriven, which do not count any more. A replica of a release without it says 0."""
 
 
 class Leased(msgspec.Struct, frozen=True, array_like=True):
@@ -200,6 +203,9 @@ class JobStatus(msgspec.Struct, frozen=True, array_like=True):
     deliveries: int = 0
 
 
+ENDED = "ended"
+
+
 class JobResult(msgspec.Struct, frozen=True, array_like=True):
     """The result of a job, where one was wanted."""
 
@@ -207,6 +213,7 @@ class JobResult(msgspec.Struct, frozen=True, array_like=True):
     """``done``, ``dead``, ``cancelled``, ``pending``, or ``gone``: there is no result (any more)."""
     value: bytes | None = None
     reason: str = ""
+    """Of ``gone``: ``ENDED`` if there was such a job, which has ended. A replica of a release before does not say."""
     traceback: str = ""
 
 
@@ -265,6 +272,9 @@ class SettleJobs(Call, frozen=True, kw_only=True):
     answer_type: ClassVar[Any] = tuple[Settled, ...]
     worker: Worker
     settlements: Annotated[tuple[Settlement, ...], Meta(min_length=1, max_length=MAX_JOBS)]
+    attached: bool = False
+    """The worker's leases end with this connection, unless it has asked for jobs on another one. A replica of a release
+    without it ties them to none, if the worker has asked its predecessor: then they end by their time."""
 
 
 class AckAll(Call, frozen=True, kw_only=True):

@@ -111,6 +111,15 @@ class SharedSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     max_leased: Annotated[
         int, Setting("Per partition: jobs that are leased at the same time. Who asks for more waits.", most=1_000_000)
     ] = 50_000
+    max_results_bytes: Annotated[
+        int | None,
+        Setting(
+            "Per partition: results of jobs that are kept. Beyond it those go that would be kept for the shortest "
+            "time; with none, beyond 16 MiB, those of the oldest jobs.",
+            1_048_576,
+            2**40,
+        ),
+    ] = None
 
 
 class _Limited(SharedSettings, frozen=True, kw_only=True):

@@ -39,6 +39,8 @@ MAX_EPOCH = 2**31 - 1
 MAX_TRANSACTION_TIMEOUT_MS = 24 * 3_600_000
 MAX_PARTICIPANTS = 10_000
 MAX_AT_ONCE = 1_000
+IDS_BOUND = "cluster.max_transactional_ids"
+"""The ``bound`` of a ``TooManyTransactionsError`` that says so."""
 MAX_WRITE_PARTS = 10_000
 """Of a message. Tasks are fewer."""
 MAX_WRITE_TASKS = 900
@@ -178,6 +180,18 @@ class FinishTransactions(Call, frozen=True, kw_only=True):
     finished: Annotated[tuple[Transaction, ...], Meta(min_length=1, max_length=MAX_AT_ONCE)]
 
 
+class ForgetTransactionalId(Call, frozen=True, kw_only=True):
+    """This attempt's producer has ended, and nobody will take up its work: for ids that were drawn for one run.
+
+    An id that names work stays, for it fences whoever was at that work before. Answers whether it is gone; not if
+    somebody else has it, or a commit is still to be told: then it expires. May be repeated.
+    """
+
+    answer_type: ClassVar[Any] = bool
+    transactional_id: TransactionalId
+    attempt: Annotated[str, Meta(min_length=1, max_length=64)]
+
+
 class JoinWrite(Call, frozen=True, kw_only=True):
     """A task of a write takes a transaction of its own, which ends with the write, or after ``timeout_ms`` (ADR 40).
 
@@ -264,6 +278,7 @@ CoordinatorTransactionCall = (
     InitTransactions
     | EndTransaction
     | FinishTransactions
+    | ForgetTransactionalId
     | JoinWrite
     | EndWrite
     | ResolveTransactions

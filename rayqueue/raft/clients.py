@@ -8,6 +8,7 @@ replica's token, its connection leaves the transport and belongs to a
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any, Protocol
 
 from rayqueue.errors import HandshakeError, IncompatibleVersionError
@@ -98,6 +99,10 @@ class ClientTransport(Transport, Protocol):
 
     versions: dict[ReplicaId, int]
     """Of the protocol, as each peer spoke it when it was last connected."""
+
+    @property
+    def connected(self) -> Collection[ReplicaId]:
+        """The peers with which a connection stands."""
 
     def serve_clients(self, port: ClientPort) -> None:
         """Hand clients over to ``port``. Until then they are strangers."""

@@ -19,10 +19,11 @@ That is what Raft would have it do if it had forgotten nothing but payloads, whi
 the leader sends again. Once its own log has reached the floor, it is a replica
 like any other, and its store belongs where it is (``LogStore.settle``).
 
-The only voter of a group has nobody to ask. It has what is remembered beside
-its store (``rayqueue.log.waymark``): below that it neither leads nor serves, and
-says what is lost, until a newer copy is there or an operator gives it up
-(``rayqueue recover --unsafe``).
+A copy that knows of no other voter has nobody to ask. It has what is remembered
+beside its store (``rayqueue.log.waymark``), and if it ends before that, it is silent:
+either it was alone, and what it lacks is lost until a newer copy is there or an
+operator gives it up (``rayqueue recover --unsafe``); or others have joined since,
+who call it sooner or later. It asks whoever does, and learns whom else.
 
 If a voter does not answer, the doubt stays: with one copy restored and another
 voter lost, nobody knows any more what was acknowledged, and a group that decided
@@ -30,11 +31,14 @@ now could lose it unnoticed. The others may well be a majority without this one.
 
 Whose voters they are is said by the newest membership that anybody has: the
 copy's own may be as old as the copy. It may change meanwhile: a voter that was
-lost for good is replaced, and then waited for no more.
+lost for good is replaced, and then waited for no more. Learners are asked, too:
+one that votes by now may be the only one to know it. (One that does not know it
+yet has decided nothing: ``ReplicatedLog._counted``.)
 """
 
 from __future__ import annotations
 
+from functools import reduce
 from random import Random
 
 from msgspec import Struct
@@ -56,6 +60,11 @@ class Membership(Struct, frozen=True):
 
     index: Index
     voters: frozenset[ReplicaId]
+    learners: frozenset[ReplicaId] = frozenset()
+
+    def joined(self, other: Membership) -> Membership:
+        voters = self.voters | other.voters
+        return Membership(self.index, voters, (self.learners | other.learners) - voters)
 
 
 class Doubt:
@@ -69,10 +78,10 @@ class Doubt:
         self.floor: LogEnd | None = None
         """Below this no log is long enough. None until everybody has answered."""
         self.is_lost = False
-        """Nobody who answered reaches the floor, which is the mark."""
+        """Nobody who answered reaches the mark."""
         self._memberships: dict[ReplicaId, Membership] = {}
         """By whoever has answered: what it said last."""
-        self._end: LogEnd = Term(0), Index(0)
+        self._ends: dict[ReplicaId, LogEnd] = {}
         self._term = Term(0)
         """The highest that anybody has said."""
 
@@ -83,31 +92,43 @@ class Doubt:
         """True if this is an answer to this very doubt."""
         if account.nonce != self.nonce or self.floor is not None:
             return False
-        self._memberships[sender] = Membership(account.members_index, ReplicaSet.decode(account.members).voters)
-        self._end = max(self._end, (account.last_term, account.last_index))
+        members = ReplicaSet.decode(account.members)
+        self._memberships[sender] = Membership(account.members_index, members.voters, members.learners)
+        self._ends[sender] = account.last_term, account.last_index
         self._term = max(self._term, account.term)
         return True
 
-    def voters(self, own: Membership) -> frozenset[ReplicaId]:
-        """Those who must answer, as far as is known, and the replica itself."""
+    def newest(self, own: Membership) -> Membership:
+        """Who belongs to the group, as far as is known."""
         known = [own, *self._memberships.values()]
         newest = max(each.index for each in known)
         # Of those who agree on what is committed one may have more in its log: its voters may have decided already.
-        return frozenset[ReplicaId]().union(*(each.voters for each in known if each.index == newest))
+        return reduce(Membership.joined, (each for each in known if each.index == newest))
 
     def asked(self, me: ReplicaId, own: Membership) -> frozenset[ReplicaId]:
         """Those who have answered, too: that somebody who never will has left the group is theirs to say."""
-        return (self.voters(own) | self._memberships.keys()) - {me}
+        return (self._concerned(me, own) | self._memberships.keys()) - {me}
 
     def missing(self, me: ReplicaId, own: Membership) -> frozenset[ReplicaId]:
-        return self.voters(own) - {me} - self._memberships.keys()
+        return self._concerned(me, own) - {me} - self._memberships.keys()
 
-    def resolve(self, me: ReplicaId, own: Membership) -> Term | None:
+    def _concerned(self, me: ReplicaId, own: Membership) -> frozenset[ReplicaId]:
+        """Those who must answer. A learner may know that it votes by now, and nobody else but the replica itself had
+        that, and has forgotten it. Not where this is the only voter: then the mark would tell."""
+        members = self.newest(own)
+        return members.voters if members.voters <= {me} else members.voters | members.learners
+
+    def resolve(self, me: ReplicaId, own: Membership, own_end: LogEnd) -> Term | None:
         """The term to take, once everybody has answered."""
-        if not self.voters(own) or self.missing(me, own):
+        voters, mark = self.newest(own).voters, (Term(self.mark.term), Index(self.mark.entry))
+        # Nobody else votes, as far as it knows. But that may be as old as the copy.
+        self.is_lost = voters == {me} and own_end < mark
+        if self.is_lost or not voters or self.missing(me, own):
             return None
-        self.floor = max(self._end, (Term(self.mark.term), Index(self.mark.entry)))
-        self.is_lost = self._end < self.floor
+        # What was acknowledged is on voters. A learner may have more, and could never lead those who wait for it.
+        longest = max((end for peer, end in self._ends.items() if peer in voters), default=(Term(0), Index(0)))
+        self.floor = max(longest, mark)
+        self.is_lost = longest < mark
         return self._term
 
 
@@ -131,8 +152,9 @@ class WaryElections(Elections):
         if doubt.is_lost and not self._is_long_enough(*self._own_end()):
             return (
                 f"{doubt.why}: the records before offset {doubt.mark.records} (entry {doubt.mark.entry}) were "
-                f"acknowledged, this copy ends at entry {self.store.last_index}, and nobody else has the rest. Restore "
-                "a newer copy, or give up what is lost: rayqueue recover --unsafe"
+                f"acknowledged, this copy ends at entry {self.store.last_index}, and nobody who answered has the rest. "
+                "If others have joined its group since, it waits for them. Else restore a newer copy, or give up what "
+                "is lost: rayqueue recover --unsafe"
             )
         if doubt.floor is not None:
             return f"{doubt.why}; it is brought up to date to entry {doubt.floor[1]}"
@@ -141,9 +163,19 @@ class WaryElections(Elections):
 
     # -- asking -------------------------------------------------------------------
 
+    @property
+    def asked(self) -> frozenset[ReplicaId]:
+        """Those whose answer it waits for, or has; whether or not its own log says that they belong to its group."""
+        return frozenset() if self._doubt is None else self._doubt.asked(self.replica_id, self._membership())
+
     def _inquire(self, peer: ReplicaId) -> None:
         if self._doubt is not None and self._doubt.floor is None:
             self.send_after_sync(peer, self._doubt.inquiry(self.term))
+
+    def _overheard(self, sender: ReplicaId) -> None:
+        """Who speaks to it belongs to its group, though its log may be older than that."""
+        if sender not in self.asked:
+            self._inquire(sender)
 
     def _on_account(self, sender: ReplicaId, account: Account) -> None:
         if self._doubt is not None and self._doubt.take(sender, account):
@@ -154,7 +186,7 @@ class WaryElections(Elections):
         doubt = self._doubt
         if doubt is None or doubt.floor is not None:
             return
-        heard = doubt.resolve(self.replica_id, self._membership())
+        heard = doubt.resolve(self.replica_id, self._membership(), self._own_end())
         if heard is None:
             return
         term = max(heard, self.term)
@@ -177,7 +209,7 @@ class WaryElections(Elections):
 
     def _on_inquiry(self, sender: ReplicaId, message: Inquiry) -> None:
         store, own = self.store, self._membership()
-        members = ReplicaSet(own.voters).encode()
+        members = ReplicaSet(own.voters, own.learners).encode()
         self.send_after_sync(
             sender, Account(self.term, message.nonce, store.last_index, store.last_term, own.index, members)
         )
@@ -186,7 +218,7 @@ class WaryElections(Elections):
 
     def _prepare_election(self) -> None:
         if self._doubt is not None and self._doubt.floor is None and self.election_deadline < self.now:
-            for peer in sorted(self._doubt.asked(self.replica_id, self._membership())):
+            for peer in sorted(self.asked):
                 self._inquire(peer)
         super()._prepare_election()
 

@@ -111,6 +111,7 @@ class RaftEngine(ReplicatedLog):
         super().__init__(store, machine, settings, rng, now)
         self.replica_set = self._stored_replica_set(store.last_index)
         self._use_replica_set(self.replica_set)
+        self._find_unmarked()
         self._resolve_doubt()  # if there is nobody to ask
         if self._only_voter:  # there is nobody whose word to wait for
             self._elect_now()
@@ -148,6 +149,11 @@ class RaftEngine(ReplicatedLog):
     def match_of(self, peer: ReplicaId) -> Index:
         """The index up to which a follower's log is known to match, on the leader."""
         return self._leading().progress[peer].match
+
+    @property
+    def peers(self) -> frozenset[ReplicaId]:
+        """Those that it must be able to talk to: the others of its group, and whoever it asks in doubt of itself."""
+        return (self.replica_set.everyone | self.asked) - {self.replica_id}
 
     @property
     def forgetful(self) -> frozenset[ReplicaId]:
@@ -336,7 +342,9 @@ class RaftEngine(ReplicatedLog):
         self._replicate()
 
     def synced(self) -> None:
-        """The store's buffer is durable."""
+        """The store's buffer is durable. ``StorageError``: what must be remembered beside it is not. Then nothing new
+        counts, and nothing may be promised."""
+        self._mark_growth()
         self._durable = self.store.last_index
         if self._disk_full or self._only_voter:
             # A group of one commits by its own disk alone.
@@ -430,6 +438,7 @@ class RaftEngine(ReplicatedLog):
 
     def _take(self, sender: ReplicaId, message: Message) -> None:
         if self._doubt is not None and self._doubt.floor is None and not isinstance(message, Inquiry | Account):
+            self._overheard(sender)
             return
         # The two that come with every batch first.
         if type(message) is AppendEntries:
@@ -471,7 +480,7 @@ class RaftEngine(ReplicatedLog):
             match = leadership.take_reply(sender, reply)
             if leadership.forgetful is not forgetful:
                 self.peer_forgot(sender)
-            self.peer_answered(sender, match)
+            self.peer_answered(sender, self._counted(sender, match))
             if match > self.commit:
                 self._stirred = self._tick_wanted = True
             elif leadership.has_use_for(sender, reply):

@@ -13,6 +13,10 @@ group has another **epoch** from then on, which is part of every later
 membership, and of the name under which replicas prove to each other that they
 belong together (``wire_name``). Replicas of different epochs refuse each
 other's connections. Epoch 0 is the one in which every group begins.
+
+Where nobody is left who could go on, not even with a part, the group can only
+**begin anew**, with a new replica and without any history (``begin_anew``): in
+another epoch, too, for the data that was thought to be lost may be found.
 """
 
 from __future__ import annotations
@@ -22,7 +26,7 @@ from dataclasses import dataclass
 
 from rayqueue.errors import InvalidInputError, MembershipError
 from rayqueue.ids import GroupId, Index, Term
-from rayqueue.log.store import MEMBERS, Entry, HardState, LogStore
+from rayqueue.log.store import MEMBERS, Checkpoint, Entry, HardState, LogStore
 from rayqueue.raft._pysyncobj import MEMBERSHIP
 from rayqueue.raft.replica_set import ReplicaSet
 from rayqueue.records.checksum import entry_crc
@@ -82,3 +86,13 @@ def stand_alone(store: LogStore, epoch: int, commands: Sequence[bytes] = ()) -> 
     store.put(MEMBERS, first.to_bytes(8, "big"), alone.encode())
     store.sync()
     return first
+
+
+def begin_anew(store: LogStore, epoch: int, state: bytes) -> None:
+    """A new store is the only voter of its group in this epoch. Its log begins behind a checkpoint of ``state``, from
+    which replicas that join are made as well. Not synced yet: the state machine takes the state over before."""
+    if store.last_index or store.hard.term or replica_set_of(store).everyone:
+        raise MembershipError(f"{store.replica_id} of {store.group_id} is not new; it cannot begin anew")
+    alone = ReplicaSet(frozenset({store.replica_id}), epoch=epoch)
+    store.set_hard(HardState(Term(1), None, Index(0)))
+    store.install(Checkpoint(Index(1), Term(1), alone.encode(), state))

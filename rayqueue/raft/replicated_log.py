@@ -4,10 +4,15 @@ Appends and checkpoints come in by ``follower``'s rule, and are answered once
 they are durable. Who belongs to the group is said by the log (the MEMBERS table has a
 row per change), from the moment that the entry is there, committed or not. Checkpoints
 are saved here, and what nobody needs any more is trimmed.
+
+When others join the only voter of a group, that is remembered beside its store
+before it counts (``_mark_growth``): a copy from before would know of nobody whom it
+could ask what it has forgotten (``rayqueue.raft.doubt``).
 """
 
 from __future__ import annotations
 
+from itertools import islice
 from random import Random
 
 from msgspec.structs import replace
@@ -16,6 +21,7 @@ from rayqueue.config import RaftSettings
 from rayqueue.errors import DamagedLogError, InvariantBrokenError, MembershipError
 from rayqueue.ids import Index, ReplicaId
 from rayqueue.log.store import MEMBERS, Checkpoint, Entry, LogStore
+from rayqueue.log.waymark import Waymark
 from rayqueue.raft._pysyncobj import MEMBERSHIP
 from rayqueue.raft.doubt import Membership, WaryElections
 from rayqueue.raft.follower import Refused, accept
@@ -36,6 +42,10 @@ class ReplicatedLog(WaryElections):
         self.halted = False
         """Nothing may be written any more, for good."""
         self._durable = store.last_index
+        self._joining: tuple[ReplicaId, Index] | None = None
+        """The voter whom the newest membership adds, and that membership's entry."""
+        self._unmarked: Index | None = None
+        """The entry by which others joined this replica, until it is remembered beside the store."""
         self._bytes_since_checkpoint = 0
         super().__init__(store, settings, rng, now)
 
@@ -163,31 +173,91 @@ class ReplicatedLog(WaryElections):
 
     def _membership(self) -> Membership:
         """The voters that may decide: of the newest committed membership, or of one that comes after it."""
-        voters: set[ReplicaId] = set()
+        voters: frozenset[ReplicaId] = frozenset()
+        learners: frozenset[ReplicaId] = frozenset()
+        index = Index(0)
         for key, row in self.store.scan(MEMBERS, reverse=True):
-            voters |= ReplicaSet.decode(row).voters
+            members = ReplicaSet.decode(row)
+            voters, learners = voters | members.voters, learners | members.learners
             if _key_index(key) <= self.commit:
-                return Membership(_key_index(key), frozenset(voters))
-        return Membership(Index(0), frozenset(voters))
+                index = _key_index(key)
+                break
+        return Membership(index, voters, learners - voters)
 
     def _note_replica_set(self, entry: Entry) -> None:
         """A membership counts from the moment its entry is in the log, committed or not."""
         if entry.payload[:1] == MEMBERSHIP_TAG:
             self.store.put(MEMBERS, _index_key(entry.index), entry.payload[1:])
+            was_alone = self._only_voter
             self._use_replica_set(ReplicaSet.decode(entry.payload[1:]))
+            if was_alone and not self._only_voter:
+                self._unmarked = entry.index
 
     def _forget_replica_set(self, first: Index) -> None:
         """The log was cut at ``first``: the memberships after it never happened."""
+        if self._unmarked is not None and self._unmarked >= first:
+            self._unmarked = None
         keys = [key for key, _ in self.store.scan(MEMBERS, start=_index_key(first))]
         for key in keys:
             self.store.delete(MEMBERS, key)
         if keys:
             self._use_replica_set(self._stored_replica_set(Index(first - 1)))
 
+    # -- growing from one ---------------------------------------------------------------------
+
+    @property
+    def must_mark(self) -> bool:
+        """Something is to be remembered beside the store before anything else is promised: ``synced`` does it."""
+        return self._unmarked is not None
+
+    def _mark_growth(self) -> None:
+        """The entry is durable. It does not count before the mark is."""
+        if self._unmarked is not None:
+            mark = self._mark_at(self._unmarked)
+            self.store.set_waymark(mark, durable=True)
+            self._unmarked = None
+
+    def _find_unmarked(self) -> None:
+        """At a start: the process before may have died in between, or been of a release that left no mark."""
+        grown: Index | None = None
+        for key, row in self.store.scan(MEMBERS, reverse=True):
+            if ReplicaSet.decode(row).voters == {self.replica_id}:
+                break
+            grown = _key_index(key)
+        else:
+            return  # it never was alone
+        if grown is not None and self._mark_at(grown) > self.store.waymark:
+            self._unmarked = grown
+
+    def _mark_at(self, index: Index) -> Waymark:
+        """Of a log that was trimmed since, its base: no copy from before reaches that either."""
+        index = max(index, self.store.base_index)
+        return Waymark(self.store.term_at(index) or 0, index, self.store.waymark.records)
+
+    # -- the membership in force --------------------------------------------------------------
+
+    def _counted(self, voter: ReplicaId, match: Index) -> Index:
+        """How much counts of what a voter has confirmed. A new one's word counts once it knows itself that it votes:
+        if the leader were restored from an older copy, nobody else might, and what the two had decided would be lost
+        (``rayqueue.raft.doubt``)."""
+        joining = self._joining
+        return Index(0) if joining is not None and joining[0] == voter and match < joining[1] else match
+
+    def _find_joining(self) -> tuple[ReplicaId, Index] | None:
+        rows = list(islice(self.store.scan(MEMBERS, reverse=True), 2))
+        if len(rows) < 2:
+            return None
+        (key, newest), (_, before) = rows
+        added = ReplicaSet.decode(newest).voters - ReplicaSet.decode(before).voters
+        return (min(added), _key_index(key)) if added else None
+
     def _use_replica_set(self, replica_set: ReplicaSet) -> None:
         self.replica_set = replica_set
+        self._joining = self._find_joining()
         self._stirred = self._tick_wanted = True  # another majority may be reached already
         self.set_peers(replica_set.voters - {self.replica_id}, replica_set.learners - {self.replica_id})
+        if self._joining is not None and self._joining[0] != self.replica_id:
+            self.peer_forgot(self._joining[0])  # what it confirmed as a learner; its next answer says it again
 
 
 def _index_key(index: Index) -> bytes:

@@ -134,6 +134,10 @@ class TcpTransport(Transport):
     def address(self) -> Address:
         return self._me.host, self._me.port
 
+    @property
+    def connected(self) -> frozenset[ReplicaId]:
+        return frozenset(peer.replica_id for peer in self._peers.values() if peer.connection is not None)
+
     def set_peers(self, addresses: Mapping[ReplicaId, Address]) -> None:
         for replica_id, (host, port) in addresses.items():
             if not is_numeric(host) or not 0 < port < 2**16:

@@ -32,9 +32,7 @@ class Room:
         """How many of these there is room for, from the first on, and how many bytes they are. Takes none of it."""
         left_bytes, count, size_bytes = self._left_bytes, 0, 0
         for each in records:
-            more_bytes = _EACH_BYTES + len(each.key or b"") + len(each.value or b"")
-            for name, value in each.headers:
-                more_bytes += _HEADER_BYTES + len(name) + len(value)
+            more_bytes = _size(each)
             if size_bytes + more_bytes > left_bytes and (count or not self._empty):
                 break
             size_bytes += more_bytes
@@ -51,3 +49,15 @@ class Room:
         if count:
             self.take(size_bytes)
         return count
+
+
+def size_of(records: Sequence[Sized]) -> int:
+    """Their bytes, as they are counted here."""
+    return sum(map(_size, records))
+
+
+def _size(record: Sized) -> int:
+    size_bytes = _EACH_BYTES + len(record.key or b"") + len(record.value or b"")
+    for name, value in record.headers:
+        size_bytes += _HEADER_BYTES + len(name) + len(value)
+    return size_bytes

@@ -13,7 +13,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rayqueue.cluster.brokers import Seen
 from rayqueue.cluster.catalog import BrokerRow, PlacedReplica
 from rayqueue.cluster.commands import AnyCommand, check_readable, encode_command
 from rayqueue.cluster.coordinator import Coordinator
@@ -21,6 +20,7 @@ from rayqueue.cluster.machine import SEGMENT_BYTES, ClusterMachine
 from rayqueue.cluster.moves import Move, Planned
 from rayqueue.cluster.placement import AliveBroker
 from rayqueue.cluster.recoveries import Recovery
+from rayqueue.cluster.seen import Seen
 from rayqueue.cluster.tables import COORDINATOR
 from rayqueue.cluster.transactions import CommitRow
 from rayqueue.config import Settings
@@ -74,6 +74,8 @@ class ClusterView(NamedTuple):
     """By partition, how many members of groups read it on each Ray node; of topics that want to be led there."""
     commits: Mapping[tuple[int, int], CommitRow] = {}
     """Transactions that were committed, and whose participants may not all know it."""
+    missing: frozenset[tuple[str, str]] = frozenset()
+    """Of those that are lost, the ones that have only found nothing where their data should be."""
 
 
 class CoordinatorService(Service):
@@ -125,7 +127,7 @@ class CoordinatorService(Service):
 
     def tell_seen(self, seen: Seen) -> None:
         """Note the keeper's observations, for whoever asks how things are."""
-        self._coordinator.seen = seen
+        self._coordinator.tell_seen(seen)
 
     def ask(self, call: CoordinatorCall, reply: Callable[[Any], None]) -> None:
         """A client's call, by somebody in the same process."""
@@ -203,6 +205,7 @@ class CoordinatorService(Service):
             None if machine.rebalance is None else machine.rebalance.number,
             self._readers(),
             dict(machine.transactions.commits),
+            frozenset((key.group_id, key.replica_id) for key in machine.missing),
         )
 
     def _readers(self) -> Mapping[tuple[str, int], Mapping[str, int]]:

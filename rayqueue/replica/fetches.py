@@ -214,6 +214,8 @@ class Fetches:
                 self._fail(fetch, _not_taken())
             elif result.found:
                 self._answer(fetch, result.found)
+            elif result.is_cut and fetch.deadline_s <= time.monotonic():
+                self._answer(fetch, [])  # with where to continue: whoever asks again need not begin anew
             elif moved:
                 fetch.stuck = False
                 self._go_on(fetch)

@@ -5,8 +5,10 @@ be served another. A request for which there is no job waits here, in the order 
 which it came, and costs nothing until there is one. The leader's time for the
 queue begins where the log's ended (``QueueTime``).
 
-A worker belongs to the connection on which it asked last. When that breaks, its
-leases end, but for those that were asked for detached.
+A worker belongs to the connection on which it asked last; one that has asked the
+leader before this one, and asks for nothing now, to the first on which it says
+something of its jobs. When that breaks, its leases end, but for those that were
+asked for detached.
 """
 
 from __future__ import annotations
@@ -192,10 +194,20 @@ class Jobs:
         workers = {*self._queue.leases.workers(), *self._client_of}
         for worker in sorted(worker for worker in workers if ray_node_of(worker) in ray_nodes):
             self._withdraw(worker, None)
-            client = self._client_of.pop(worker, None)
-            if client is not None:
-                self._workers[client].discard(worker)
+            self._detach(worker)
             self._ended.append((worker, None))
+
+    def _attach(self, client: int, worker: str) -> None:
+        """It has asked the leader before this one for jobs, and holds some. Not if it was just reported dead."""
+        workers = self._workers.setdefault(client, set())
+        if len(workers) < _WORKERS_PER_CLIENT and all(worker != each for each, _ in self._ended):
+            workers.add(worker)
+            self._client_of[worker] = client
+
+    def _detach(self, worker: str) -> None:
+        client = self._client_of.pop(worker, None)
+        if client is not None:
+            self._workers[client].discard(worker)
 
     def lost(self, error: RayQueueError) -> None:
         self._leads = self._ticking = self._moving = False
@@ -348,9 +360,11 @@ class Jobs:
         match call:
             case protocol.LeaseJobs():
                 self._lease(client, request, call, reply)
-            case protocol.SettleJobs(worker=worker, settlements=settlements):
+            case protocol.SettleJobs(worker=worker, settlements=settlements, attached=attached):
                 if sum([count for each in settlements for _, count in each.jobs]) > MAX_JOBS:
                     raise InvalidInputError(f"at most {MAX_JOBS} jobs are settled by one call")
+                if attached and worker not in self._client_of:
+                    self._attach(client, worker)
                 self._settles.append((reply, [settle(worker, each) for each in settlements]))
             case protocol.AckAll(leases=leases):
                 most = max(MAX_JOBS, jobs.settings.max_leased)
@@ -366,6 +380,7 @@ class Jobs:
                     self._give_back(lease, reply)
             case protocol.EndWorker(worker=worker):
                 self._withdraw(worker, None)
+                self._detach(worker)
                 self._ended.append((worker, reply))
             case protocol.GetQueueSizes():
                 self._confirmed(client, request, lambda: reply(_sizes(jobs)))
@@ -680,7 +695,10 @@ class Jobs:
             awaited.reply(JobResult(result.state, result.value, result.reason, result.traceback))
             return
         row = jobs.rows.get(job_id)
-        if row is None or not row.want_result:
+        if row is None:
+            ended = job_id < self._partition.next_offset and _statuses(jobs, (job_id,))[0].state == "gone"
+            awaited.reply(JobResult("gone", reason=protocol.ENDED if ended else ""))
+        elif not row.want_result:
             awaited.reply(JobResult("gone"))
         else:
             awaited.reply(JobResult("dead" if row.state == State.DEAD else "pending"))

@@ -86,7 +86,7 @@ class Loop:
     @property
     def must_write(self) -> bool:
         """The second half has to wait for ``write``."""
-        return self._store.must_sync or self.read_only
+        return self._store.must_sync or self._engine.must_mark or self.read_only
 
     def may_write(self, now: float) -> bool:
         """False while there is no use in trying, or for good."""
@@ -100,11 +100,13 @@ class Loop:
         try:
             try:
                 self.put(tables=tables)
+                self._engine.synced()
             except DiskFullError:
                 written = Written.SMALL
                 # It answers whoever waits and gives up the new entries. The rest is small: the reserve is for that.
                 self._engine.disk_full()
                 self._store.sync()
+                self._engine.synced()
         except DiskFullError as error:
             if not self.read_only:
                 self._troubled(error)
@@ -115,7 +117,6 @@ class Loop:
             self._engine.halt(str(error))
             return Written.NOTHING
         self._retry.succeeded()
-        self._engine.synced()
         return written
 
     def put(self, *, tables: bool) -> None:

@@ -35,6 +35,9 @@ class PartitionMeasures:
     jobs_leased: int = 0
     jobs_delayed: int = 0
     jobs_dead: int = 0
+    results_bytes: int = 0
+    results_evicted: int = 0
+    """Results of jobs that were forgotten before their time, as applied since the process began."""
     transactions_open: int = 0
     """As the one that follows only the leader's."""
     oldest_transaction_ms: int = 0

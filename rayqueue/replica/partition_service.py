@@ -195,6 +195,8 @@ class PartitionService(Service):
             jobs_leased=counts.leased,
             jobs_delayed=counts.delayed,
             jobs_dead=counts.dead,
+            results_bytes=counts.result_bytes,
+            results_evicted=0 if partition.jobs is None else partition.jobs.results.evicted,
             transactions_open=opened,
             oldest_transaction_ms=oldest_ms,
         )

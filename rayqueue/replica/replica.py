@@ -193,8 +193,11 @@ class Replica(ReplicaCore[ServiceT]):
     def client_status(self) -> ReplicaStatus:
         """The status for clients: who leads, as it is now; the size as of the last second."""
         engine, board = self.engine, self._board
-        bounds = self.service.bounds()
-        return ReplicaStatus(self.replica_id, board.role, engine.leader, engine.term, *bounds, board.status.size_bytes)
+        bounds, known = self.service.bounds(), board.status
+        problem = known.damaged or known.doubted or ""
+        return ReplicaStatus(
+            self.replica_id, board.role, engine.leader, engine.term, *bounds, known.size_bytes, problem
+        )
 
     # -- the thread ------------------------------------------------------------------------
 

@@ -14,14 +14,15 @@ from pathlib import Path
 
 from rayqueue.config import Settings
 from rayqueue.errors import StoreAbandonedError
-from rayqueue.ids import GroupId, ReplicaId
+from rayqueue.ids import GroupId, Offset, ReplicaId
 from rayqueue.log.lmdb_store import LmdbOptions, LmdbStore
 from rayqueue.log.store import Schema
 from rayqueue.net.streams import tls_of
 from rayqueue.partition import Partition, PartitionSettings
+from rayqueue.partition.machine import emptied_at
 from rayqueue.partition.tables import PARTITION
 from rayqueue.raft.engine import RaftEngine
-from rayqueue.raft.recovery import replica_set_of, stand_alone, wire_name
+from rayqueue.raft.recovery import begin_anew, replica_set_of, stand_alone, wire_name
 from rayqueue.raft.replica_set import ReplicaSet
 from rayqueue.raft.tcp import TcpTransport
 from rayqueue.replica.answers import Deliver, call_each
@@ -42,6 +43,27 @@ def create_replica(
     """
     prepare = None if replicas is None else lambda store: RaftEngine.bootstrap(store, replicas)
     LmdbStore.create(path, group_id, replica_id, _lmdb_options(settings), prepare=prepare).close()
+
+
+def create_anew(
+    path: Path,
+    group_id: GroupId,
+    replica_id: ReplicaId,
+    partition: PartitionSettings,
+    epoch: int,
+    begins_at: Offset,
+    settings: Settings,
+) -> None:
+    """Make the data of a partition that has lost all that it had: its only replica, in a new epoch, empty, with the
+    offset that its next record gets."""
+    state = emptied_at(begins_at, partition)
+
+    def prepare(store: LmdbStore) -> None:
+        begin_anew(store, epoch, state)
+        Partition(store, partition).restore(state)
+        store.sync()
+
+    LmdbStore.create(path, group_id, replica_id, _lmdb_options(settings), PARTITION, prepare=prepare).close()
 
 
 def start_replica(

@@ -1,4 +1,4 @@
-"""What is looked at before a store is opened: how the last starts of it ended (``rayqueue.log.starts``).
+"""The look at a store before it is opened: how its last starts have ended (``rayqueue.log.starts``).
 
 - Several within ten minutes without a clean end, or many in a row however long each took (the scrub may need hours
   to come to a page that ends the process): the store is first read in a process of its own (``rayqueue.log.trial``).

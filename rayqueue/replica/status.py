@@ -63,3 +63,7 @@ class Status:
     """The offset before which it had acknowledged all, as is remembered beside its store. Of an only voter."""
     settled: bool = True
     """The membership that it knows is committed. Else its group may return to the one before it."""
+    peers: tuple[ReplicaId, ...] = ()
+    """The others of its group, and whoever else it asks while it is in doubt of itself."""
+    connected: tuple[ReplicaId, ...] = ()
+    """Those with which it has a connection now."""

@@ -96,5 +96,7 @@ class StatusBoard:
             sync_ms=syncs.total_s * 1000,
             last_term=store.last_term,
             epoch=engine.replica_set.epoch,
+            peers=tuple(sorted(engine.peers)),
+            connected=tuple(sorted(self._transport.connected)),
         )
         return self.status

@@ -23,7 +23,7 @@ from rayqueue.client.queue.job import JobId
 from rayqueue.client.queue.queue import JobQueue
 from rayqueue.client.twins import part, run_awaiting, run_blocking
 from rayqueue.errors import InvalidInputError
-from rayqueue.protocol.jobs import GetResult, JobResult, JobStatus
+from rayqueue.protocol.jobs import ENDED, GetResult, JobResult, JobStatus
 from rayqueue.serve.config import RayQueueAdapterConfig, Task, encode_task
 from rayqueue.serve.consumer import Consumer
 
@@ -112,8 +112,8 @@ class RayQueueTaskProcessorAdapter(TaskProcessorAdapter):
         return _enqueued(await self._queue.put_async(task, want_result=True, **_options(options)))
 
     def get_task_status_sync(self, task_id: str) -> TaskResult:
-        """PENDING, STARTED, RETRY, SUCCESS with the result, FAILURE with the reason, or REVOKED. A task that nobody
-        knows, or not any more, is PENDING, as with Celery."""
+        """PENDING, STARTED, RETRY, SUCCESS with the result, FAILURE with the reason, or REVOKED. GONE: it has ended,
+        and its result is not kept any more. A task that was never there is PENDING, as with Celery."""
         return run_blocking(self._get_task_status(task_id))
 
     async def get_task_status_async(self, task_id: str) -> TaskResult:
@@ -132,6 +132,8 @@ class RayQueueTaskProcessorAdapter(TaskProcessorAdapter):
                 return TaskResult(id=task_id, status="FAILURE", result=found.reason)
             if found.state == "cancelled":
                 return TaskResult(id=task_id, status="REVOKED", result=None)
+            if found.state == "gone" and found.reason == ENDED:
+                return TaskResult(id=task_id, status="GONE", result=None)
             status = await part(queue.state)(where)
             if status.state not in ("dead", "gone"):
                 break  # else it may have ended after the first question, which is asked again then

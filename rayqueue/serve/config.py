@@ -30,6 +30,11 @@ class RayQueueAdapterConfig(BaseModel):
     ordered_by_key: bool = Field(default=False, description="tasks of one key are done one at a time, in order")
     fair_by_key: bool = Field(default=False, description="keys take turns, however many tasks each has")
     result_ttl_ms: int = Field(default=86_400_000, ge=1, description="how long a task's result and state are kept")
+    max_results_bytes: int | None = Field(
+        default=None,
+        ge=1_048_576,
+        description="how many of them, per shard, on disk; None: 16 MiB, oldest tasks' go first",
+    )
 
     @classmethod
     def of(cls, given: Any) -> RayQueueAdapterConfig:
@@ -50,6 +55,9 @@ class RayQueueAdapterConfig(BaseModel):
         be read is the adapter's to deal with."""
         if any(topic.name == name for topic in rq.topics()):
             return rq.queue(name, create=False, result_model=MSGPACK)
+        results: dict[str, Any] = (
+            {} if self.max_results_bytes is None else {"max_results_bytes": self.max_results_bytes}
+        )
         return rq.queue(
             name,
             result_model=MSGPACK,
@@ -64,6 +72,7 @@ class RayQueueAdapterConfig(BaseModel):
             ordered_by_key=self.ordered_by_key,
             fair_by_key=self.fair_by_key,
             result_ttl_ms=self.result_ttl_ms,
+            **results,
             **more,
         )
 

@@ -17,9 +17,9 @@ from functools import partial
 from typing import Any
 
 from rayqueue.client.queue.dead import DeadJob
-from rayqueue.client.queue.job import Job, JobId, explained
+from rayqueue.client.queue.job import Job, JobId, explained, said
 from rayqueue.client.queue.queue import JobQueue
-from rayqueue.errors import RayQueueError
+from rayqueue.errors import InvalidInputError, RayQueueError
 from rayqueue.serve.config import Task, decode_task, encode_task
 
 _log = logging.getLogger(__name__)
@@ -27,9 +27,11 @@ _log = logging.getLogger(__name__)
 UNREADABLE = "unprocessable"
 """The name, in a queue for failed or unprocessable tasks, of one that had none to be read."""
 _SWEEP_S = 5.0
-_SWEEP_PAGE = 500
-_SWEEP_PAGES = 20
+_SWEEP_PAGE = 100
+_SWEEP_PAGES = 100
 """Dead letters that are looked at in one turn, a page at a time: nobody has to hold them all."""
+_MOST_SHOWN = 16_000
+"""Characters of arguments, as they are told to the queues for failed and unprocessable tasks."""
 _BY_THE_QUEUE = ("lease expired", "worker gone", "nack")
 """How a task dies without its consumer giving it up: it took its worker with it, or a queue that was there before
 allows fewer deliveries than ``max_retries``."""
@@ -118,18 +120,18 @@ class Consumer:
         try:
             task = decode_task(job.value)
         except ValueError as error:
-            await self._set_aside(job, Task(UNREADABLE), repr(job.value), str(error))
+            await self._set_aside(job, Task(UNREADABLE), _shown(job.value), str(error))
             return None
         handler = self._handlers.get(task.task)
         if handler is None:
-            message = f"args={task.args!r} kwargs={task.kwargs!r}"
+            message = f"args={_shown(task.args)} kwargs={_shown(task.kwargs)}"
             await self._set_aside(job, task, message, f"no handler is registered for {task.task!r}")
             return None
         try:
             result = await self._call(handler, task)
         except Exception as error:
             self.failed_attempts += 1
-            if self._max_retries is not None and job.deliveries > self._max_retries:
+            if self._max_retries is not None and job.attempt > self._max_retries:
                 await self._give_up(job, task, error)
                 return None
             raise  # it is tried again
@@ -147,8 +149,11 @@ class Consumer:
         ``dedupe_id`` leaves one of the two."""
         reason, traceback = explained(error)
         if self._failed is not None:
-            told = [str(job.id), str(error), str(task.args), str(task.kwargs), traceback]
-            await self._move(self._failed, task.task, told, job.id)
+            told = [str(job.id), said(error), _shown(task.args), _shown(task.kwargs), traceback]
+            try:
+                await self._move(self._failed, task.task, told, job.id)
+            except RayQueueError as unheard:
+                raise error from unheard  # its own reason is kept with the job; whoever sweeps tells of it later
         _log.error("task %s (%s) of %s has failed for good: %s", job.id, task.task, self._queue.name, reason)
         await job.reject_async(reason, traceback=traceback)
 
@@ -161,10 +166,14 @@ class Consumer:
         await job.reject_async(reason)
 
     async def _move(self, queue: JobQueue[Any, Any], task: str, args: list[Any], job_id: Any) -> None:
+        """What that queue will never take it is not told: the dead letter has all of it, and holds nobody up."""
         origin = f"{self._queue.name}/{job_id}"
-        await queue.put_async(
-            encode_task(Task(task, args)), headers={"origin": origin.encode()}, dedupe_id=origin[-256:]
-        )
+        try:
+            await queue.put_async(
+                encode_task(Task(task, args)), headers={"origin": origin.encode()}, dedupe_id=origin[-256:]
+            )
+        except InvalidInputError as error:
+            _log.error("%s cannot be told of task %s of %s: %s", queue.name, job_id, self._queue.name, error)
 
     # -- tasks that the queue itself gave up ----------------------------------------------------
 
@@ -208,5 +217,11 @@ class Consumer:
         except ValueError:
             task = Task(UNREADABLE)
         last = dead.history[-1]
-        told = [str(dead.id), last.reason or last.kind, str(task.args), str(task.kwargs), last.traceback]
+        told = [str(dead.id), last.reason or last.kind, _shown(task.args), _shown(task.kwargs), last.traceback]
         await self._move(self._failed, task.task, told, dead.id)
+
+
+def _shown(value: Any) -> str:
+    """As it is written in Python; of a long one the beginning."""
+    text = repr(value)
+    return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}… ({len(text)} characters)"

@@ -439,3 +439,89 @@ def test_closed_replica_says_so(settings: Settings) -> None:
         with pytest.raises((ReplicaClosedError, OutcomeUnknownError)):
             group.client.fetch(0, via=closed)
         assert group.client.append(numbered(1, RECORDS_PER_BATCH)).base_offset == RECORDS_PER_BATCH
+
+
+# -- older copies -------------------------------------------------------------------------------------------------
+
+
+def _copy(group: ActorGroup, node: ReplicaId, to: Path) -> None:
+    """Of a disk that nothing is written to. The replica goes on with it."""
+    answer_of(group.handle(node).close.remote())
+    shutil.copytree(group.settings.data_dir / group.group_id / node, to)
+    group.kill(node)
+
+
+def _restore(group: ActorGroup, node: ReplicaId, copy: Path) -> None:
+    answer_of(group.handle(node).close.remote())
+    path = group.settings.data_dir / group.group_id / node
+    shutil.rmtree(path)
+    shutil.copytree(copy, path)
+    group.kill(node)
+
+
+def _add(group: ActorGroup, node: ReplicaId) -> None:
+    start_actor(PartitionSpec(group.group_id, node, group.settings, create=True))
+    group.replica_ids = (*group.replica_ids, node)
+    answer_of(group.handle(group.leader()).add_learner.remote(node), 10)
+
+    def promoted() -> bool:
+        try:
+            answer_of(group.handle(group.leader()).promote.remote(node), 10)
+        except RayQueueError as error:
+            if not error.retriable:
+                raise
+        return node in group.statuses()[group.leader()].voters
+
+    wait_for(promoted, f"{node} to vote", TIMEOUT_S)
+    group.client.set_replicas(group.replica_ids)
+
+
+def _write_twenty(group: ActorGroup, first: int) -> int:
+    for number in range(first, first + 20):
+        end = end_of(group.client.append(numbered(1, number * RECORDS_PER_BATCH)))
+    return end
+
+
+@pytest.mark.long
+def test_an_older_copy_meets_those_of_whom_it_knows_nothing(settings: Settings, tmp_path: Path) -> None:
+    """Found by trying: a copy from before others had joined led alone beside them; one from before another replica was
+    replaced waited for ever for the new one, which it never met."""
+    with ActorGroup("copies-0", settings, replicas=1) as group:
+        restored, replaced, newest = group.replica_ids[0], ReplicaId("n2"), ReplicaId("n4")
+        ended = []
+        try:
+            _write_twenty(group, 0)
+            time.sleep(2.0)  # no waiting for something: it is marked once a second that it has acknowledged this alone
+            _copy(group, restored, tmp_path / "alone")
+            for node in (replaced, ReplicaId("n3")):
+                _add(group, node)
+            group.wait_for_end(_write_twenty(group, 20))
+
+            _restore(group, restored, tmp_path / "alone")
+            group.wait_for_end(_write_twenty(group, 40))
+            assert group.statuses()[restored].doubted is None
+
+            _copy(group, restored, tmp_path / "of three")
+            wait_for(lambda: restored in group.statuses(), "it to run again", TIMEOUT_S)
+            _add(group, newest)
+            if group.leader() == replaced:
+                group.transfer_leadership(newest)
+            answer_of(group.handle(group.leader()).remove.remote(replaced), 10)
+            group.replica_ids = tuple(node for node in group.replica_ids if node != replaced)
+            group.client.set_replicas(group.replica_ids)
+            ended.append(group.handle(replaced))
+            ray.kill(ended[0], no_restart=True)
+            end = _write_twenty(group, 60)
+            group.wait_for_end(end)
+
+            _restore(group, restored, tmp_path / "of three")
+            group.wait_for_end(end, timeout_s=TIMEOUT_S)
+            assert group.statuses()[restored].doubted is None
+            assert len({tuple(bases(group, node)) for node in group.replica_ids}) == 1
+        finally:
+            if not ended and len(group.replica_ids) > 1:
+                ray.kill(group.handle(replaced), no_restart=True)
+
+
+def bases(group: ActorGroup, node: ReplicaId) -> list[Offset]:
+    return [batch.base_offset for batch in group.client.read_log(via=node)]

@@ -87,6 +87,36 @@ def test_an_old_copy_of_the_only_replica_says_what_is_lost_and_a_newer_one_goes_
         assert group.crashes == []
 
 
+def test_an_old_copy_of_the_only_replica_waits_for_those_that_have_joined_since(tmp_path: Path) -> None:
+    """Found by trying: it led alone, beside the leader of the others."""
+    with ProcessGroup(tmp_path / "group", 1) as group:
+        (first,) = group.replica_ids
+        path, backup = tmp_path / "group" / first, tmp_path / "backup"
+        end = _write(group, 0, 1)
+        wait_for(lambda: read_waymark(path).records == end, "the mark", 30.0)
+        group.kill(first)
+        shutil.copytree(path, backup)
+        group.restart(first)
+        for _ in range(2):
+            group.promote(group.add_learner())
+        others = [node for node in group.replica_ids if node != first]
+        end = _write(group, 1, BATCHES)
+        group.wait_for_offset(end)
+        group.kill()
+        _restore(path, backup)
+        group.restart(first)
+        wait_for(lambda: "If others have joined" in str(group.status(first).doubted), "the copy to say so", 30.0)
+        _nobody_leads(group, [first])
+        group.restart(*others)
+        end = _write(group, 1 + BATCHES, 1)
+        group.wait_for_offset(end)
+        wait_for(lambda: group.status(first).doubted is None, "the copy to be up to date", 30.0)
+        for node in group.replica_ids:
+            bases = [batch.base_offset for batch in group.client.read_log(via=node)]
+            assert bases == list(range(0, end, RECORDS_PER_BATCH))
+        assert group.crashes == []
+
+
 def _nobody_leads(group: ProcessGroup, nodes: list[ReplicaId]) -> None:
     terms = {node: group.status(node).term for node in nodes}
     deadline = time.monotonic() + QUIET_S

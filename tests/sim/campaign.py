@@ -4,6 +4,7 @@
     python -m tests.sim.campaign --replay 4711
     python -m tests.sim.campaign --world cluster --schedules 3000
     python -m tests.sim.campaign --world losses --schedules 1000
+    python -m tests.sim.campaign --world grown --schedules 1000
     python -m tests.sim.campaign --world applications --schedules 1000
     python -m tests.sim.campaign --world jobs --schedules 1000
     python -m tests.sim.campaign --world transactions --schedules 1000
@@ -33,6 +34,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from tests.sim.app_world import AppOutcome, AppWorld
 from tests.sim.cluster_world import ClusterOutcome, ClusterWorld
+from tests.sim.grown import GrownWorld
 from tests.sim.invariants import BrokenError
 from tests.sim.job_world import JobOutcome, JobWorld
 from tests.sim.losses import LossWorld
@@ -44,6 +46,7 @@ CHUNK = 25
 WORLDS: dict[str, Callable[[int], World | ClusterWorld | AppWorld | JobWorld | TxWorld]] = {
     "partition": World,
     "losses": LossWorld,
+    "grown": GrownWorld,
     "cluster": ClusterWorld,
     "applications": AppWorld,
     "jobs": JobWorld,

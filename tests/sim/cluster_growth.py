@@ -8,7 +8,8 @@ on two disks, and so are deleting it and writing that down; the process, the
 power, or the broker may be gone in between.
 
 Brokers join, go for good, come back after they were given up, are drained, and
-lose a disk; the one that a learner is on dies in the middle. As many replicas are
+lose a disk; the one that a learner is on dies in the middle. Disks are replaced by
+older copies of themselves, also from when their replica was the only one. As many replicas are
 left as any membership that anybody has needs to decide: what cannot decide
 cannot be asked to go on.
 """
@@ -32,6 +33,7 @@ from rayqueue.cluster.commands import (
 )
 from rayqueue.cluster.placement import AliveBroker
 from rayqueue.ids import COORDINATOR, ReplicaId
+from rayqueue.log.memory_store import MemoryDisk
 from rayqueue.protocol.calls import ReportReplica
 from rayqueue.raft.replica_set import ReplicaSet
 from tests.sim.cluster_node import ClusterNode
@@ -67,6 +69,7 @@ class SimKeeper:
         self._reports_s: dict[ReplicaId, float] = {}
         """When each can say that it is lost: some cannot be started at first."""
         self._erased: set[ReplicaId] = set()
+        self._backups: dict[ReplicaId, MemoryDisk] = {}
         self._busy: dict[tuple[ReplicaId, int], growth.Step] = {}
         """By process, the step of the group that its keeper is in the middle of: it takes one at a time."""
         self._look_later()
@@ -238,6 +241,12 @@ class SimKeeper:
         for _ in range(self._rng.randint(1, 10)):
             clock.at(self._rng.uniform(clock.now, until_s), self.fault)
 
+    def draw_restores(self, until_s: float) -> None:
+        clock = self._world.clock
+        for action in (self.back_up, self.restore):
+            for _ in range(6):
+                clock.at(self._rng.uniform(clock.now, until_s), action)
+
     def fault(self) -> None:
         match self._rng.choice(("join", "go", "go", "learner_goes", "back", "wipe", "drain")):
             case "join" if len(self.here) < MOST_BROKERS:
@@ -284,6 +293,21 @@ class SimKeeper:
             self._lost_s = self._world.clock.now
             self._reports_s[node] = self._lost_s + self._rng.choice((0, self._rng.uniform(0, 14)))
 
+    def back_up(self) -> None:
+        node = self._rng.choice(sorted(self._world.nodes))
+        if node not in self._backups or self._rng.random() < 0.3:
+            self._backups[node] = self._world.nodes[node].disk.disk.copy()
+
+    def restore(self) -> None:
+        """An older copy is in the place of a voter's disk. It decides nothing before all others have answered it."""
+        _, members = self._world.checker.members
+        found = [node for node in sorted(self._backups.keys() & members.voters) if self.may_run(node)]
+        if found and self._decide_without({found[0]}):
+            node = self._world.nodes[found[0]]
+            node.restore(self._backups.pop(found[0]))
+            self._lost_s = self._world.clock.now
+            self._world.clock.after(self._rng.uniform(0.01, 3), partial(self._world.restart, node))
+
     def _drain(self, broker: str) -> None:
         if broker in self._draining:
             self._draining.discard(broker)
@@ -292,7 +316,8 @@ class SimKeeper:
 
     def _decide_without(self, gone: Iterable[ReplicaId]) -> bool:
         """Whatever membership counts by now, or will by a step that is under way, decides with those that are left."""
-        left = {node for node in self._world.nodes if self.may_run(node)} - set(gone)
+        left = {each for each, node in self._world.nodes.items() if self.may_run(each) and not node.disk.copied}
+        left -= set(gone)
         possible = self._world.checker.possible_members(self._lost | self._erased)
         for step in self._busy.values():
             possible += [_after(step, members) for members in possible]

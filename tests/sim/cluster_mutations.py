@@ -378,6 +378,17 @@ CLUSTER_MUTATIONS = (
         size=3,
     ),
     _mutation(
+        "growth_unmarked",
+        "a copy from before others joined the only coordinator leads alone",
+        Invariant.ONE_LOG,
+        RaftEngine,
+        "_mark_growth",
+        lambda engine: setattr(engine, "_unmarked", None),
+        *("growth", "restore", "kill"),
+        also=(Invariant.LEADER_COMPLETENESS, Invariant.ONE_LEADER),
+        size=1,
+    ),
+    _mutation(
         "unwritten_members",
         "who was granted what is not written",
         Invariant.SAME_STATE,

@@ -66,6 +66,9 @@ GROWTH = "growth"
 BROKERS_CHANGE = "brokers"
 """Brokers join, are drained, go for good and come back, and lose disks; the group follows. Drawn beside the others."""
 
+RESTORE = "restore"
+"""Disks of the group's replicas are replaced by older copies of themselves. Drawn beside the others, where it grows."""
+
 SAFETY_S = 8.0
 HEAL_S = 30.0
 
@@ -157,6 +160,9 @@ class ClusterWorld:
         grows, self.brokers_change = GROWTH in kinds and len(self.nodes) == 1, BROKERS_CHANGE in kinds
         brokers = max(3 if grows else 1, len(self.nodes))
         self.keeper = SimKeeper(self, brokers) if grows or self.brokers_change else None
+        self.restores = self.keeper is not None and (
+            RESTORE in faults if faults is not None else Random(f"coordinator backups {seed}").random() < 0.5
+        )
         self.partitions: dict[tuple[int, int], SimPartition] = {}
         self.admin = Admin(self)
         self.admin_made: dict[str, tuple[int, int]] = {}
@@ -428,6 +434,8 @@ class ClusterWorld:
             self.clock.at(self.rng.uniform(self.clock.now, SAFETY_S), self._weather)
         if self.keeper is not None and self.brokers_change:
             self.keeper.draw_faults(SAFETY_S)
+        if self.keeper is not None and self.restores:
+            self.keeper.draw_restores(SAFETY_S)
         self.clock.run_until(SAFETY_S)
         self._heal()
         endings = {"none": lambda: None, "failover": self._failover, "quiet": self._quiet}

@@ -40,6 +40,9 @@ class SimMover:
         self.move: Move | None = None
         self.loses_learners = self.rng.random() < 0.5
         """The broker of a new replica may die before it is promoted."""
+        self._patience = Random(f"patience {world.seed}")
+        self._borne_until_s = 0.0
+        """From then on the new replica is waited for no longer, as if it could not be made (``cluster.patience``)."""
 
     @property
     def replacing(self) -> tuple[ReplicaId, ReplicaId] | None:
@@ -52,7 +55,13 @@ class SimMover:
             self._next += 1
             self._world.add_node(new)
             self.move = Move("sim-0", new, new, old, reason)
+            borne_s = self._patience.uniform(0, 3) if self._patience.random() < 0.15 else float("inf")
+            self._borne_until_s = self._world.clock.now + borne_s
             self._look_later()
+
+    def grow(self) -> None:
+        """One replica more."""
+        self.begin(ReplicaId(""), Reason.GROW)
 
     def _look_later(self) -> None:
         self._world.clock.after(self.rng.uniform(0.5, 2) * LOOK_EVERY_S, self._look)
@@ -84,9 +93,13 @@ class SimMover:
         nodes, members = self._world.nodes, leader.engine.replica_set
         add, remove = ReplicaId(move.add), ReplicaId(move.remove)
         said = [Said(node.replica_id, node.disk.damaged, node.engine.doubted) for node in nodes.values() if node.alive]
-        placed = {each for each in nodes if not nodes[each].removed or each in members.voters} | {remove}
+        placed = {each for each in nodes if not nodes[each].removed or each in members.voters} | ({remove} - {""})
         # What is lost besides has not been reported yet: one loss is reported at a time (``World._replace_damaged``).
         lost = {add} if nodes[add].broken or nodes[add].disk.damaged is not None else set()
+        if move.reason is Reason.LOST:
+            lost.add(remove)
+        if self._world.clock.now >= self._borne_until_s and add not in members.voters:
+            lost.add(add)
         return found_of(
             move,
             leader.replica_id,
@@ -127,14 +140,16 @@ class SimMover:
                 self._done(ReplicaId(move.remove))
                 if self._world.nodes[ReplicaId(move.add)].removed:  # it died when it could not be undone any more
                     self.begin(ReplicaId(move.add), Reason.LOST)
-            case moves.Cancel():
+            case moves.Cancel(old_is_out):
                 self._done(ReplicaId(move.add))
-                if self._world.nodes[ReplicaId(move.remove)].removed or move.reason is Reason.LOST:
-                    self.begin(ReplicaId(move.remove), Reason.LOST)
+                old = self._world.nodes.get(ReplicaId(move.remove))
+                if old is not None and (old_is_out or old.removed or move.reason is Reason.LOST):
+                    self.begin(old.replica_id, Reason.LOST)
 
     def _done(self, gone: ReplicaId) -> None:
         self.move = None
-        self._world.retire(gone)
+        if gone:
+            self._world.retire(gone)
 
     def lose_the_learner(self) -> None:
         """Its broker dies for good. Beside a lost replica, or in a group of one, only while it cannot be promoted:

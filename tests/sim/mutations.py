@@ -21,13 +21,14 @@ from rayqueue.log.store import Entry, LogStore
 from rayqueue.log.wal import SECTOR_BYTES, Wal
 from rayqueue.partition.tables import PARTITION
 from rayqueue.raft import follower
-from rayqueue.raft.doubt import Doubt, WaryElections
+from rayqueue.raft.doubt import Doubt, LogEnd, Membership, WaryElections
 from rayqueue.raft.engine import RaftEngine
 from rayqueue.raft.messages import AppendEntries, AppendReply, Message, PreVote, RequestVote
 from rayqueue.raft.progress import Pace, Progress
 from rayqueue.raft.replica_set import ReplicaSet
 from rayqueue.replica.core import ReplicaCore
 from tests.sim import frame
+from tests.sim.grown import GrownWorld
 from tests.sim.invariants import BrokenRule, Invariant
 from tests.sim.node import SimNode, new_disk
 from tests.sim.world import BUSY, RESTORE, World
@@ -35,6 +36,10 @@ from tests.sim.world import BUSY, RESTORE, World
 
 class Mutation(frame.Mutation):
     make = World
+
+
+class GrownMutation(frame.Mutation):
+    make = GrownWorld
 
 
 def _truncate_on_match(store: LogStore, entries: Sequence[Any], commit: Index) -> int | None:
@@ -228,6 +233,17 @@ def _torn(world: World, disk: MemoryStore) -> MemoryStore:
 def _readable(disk: MemoryDisk) -> MemoryDisk:
     disk.applied = Index(min(disk.applied, disk.last_index))
     return disk
+
+
+def _resolve_by_the_mark(doubt: Doubt, me: ReplicaId, own: Membership, own_end: LogEnd) -> Term | None:
+    """Who knows of no other voter takes what is remembered beside its disk for all that it has forgotten."""
+    if own.voters != {me}:
+        return _resolve(doubt, me, own, own_end)
+    doubt.floor = Term(doubt.mark.term), Index(doubt.mark.entry)
+    return doubt._term
+
+
+_resolve = Doubt.resolve
 
 
 def _engine(
@@ -484,6 +500,27 @@ MUTATIONS = (
         "_begin",
         lambda core: core.clients.new_turn(),
         frozenset({BUSY, "transfer"}),
+    ),
+    GrownMutation(
+        "growth_unmarked",
+        "a copy from before others joined the only voter leads alone",
+        # Beside the leader that the others have: each commits something else. What is seen before may be that it lacks
+        # what was acknowledged, or is the second leader of a term.
+        _breaks(Invariant.ONE_LOG, also=(Invariant.LEADER_COMPLETENESS, Invariant.ONE_LEADER)),
+        RaftEngine,
+        "_mark_growth",
+        lambda engine: setattr(engine, "_unmarked", None),
+        frozenset({"kill", "partition"}),
+    ),
+    GrownMutation(
+        "grown_copy_asks_nobody",
+        "a copy from before others joined follows whoever leads, and then votes as if it had forgotten nothing",
+        _breaks(Invariant.LEADER_COMPLETENESS),
+        Doubt,
+        "resolve",
+        _resolve_by_the_mark,
+        frozenset({"kill", "partition", "slow", "pause"}),
+        first_seed=90,
     ),
 )
 

@@ -95,6 +95,7 @@ class EngineNode:
         """Its disk is damaged so that it cannot be started."""
         self.disk = world.new_disk(group_id, replica_id)
         self.disk.disk.wal.before_write, self.disk.disk.before_commit = self._check_space_ahead, self._check_space
+        self.disk.disk.before_mark = self._check_space_beside
         if members is not None:
             RaftEngine.bootstrap(self.disk, members)
         self.alive = False
@@ -179,7 +180,7 @@ class EngineNode:
     def restore(self, older: MemoryDisk) -> None:
         """It stops, and an older copy is in the place of its disk."""
         self.kill()
-        older.copied = "restored from a backup"
+        older.copied, older.waymark = "restored from a backup", self.disk.waymark
         self.disk.disk = older
         self.disk = self._open_again()
 
@@ -191,6 +192,11 @@ class EngineNode:
 
     def _check_space_ahead(self, at: int, sectors: bytes) -> None:
         """Some file systems need space to write in place, the others do not."""
+        if self.disk_is_full and self._world.disk_rng.random() < 0.5:
+            raise DiskFullError("simulated")
+
+    def _check_space_beside(self) -> None:
+        """Of what is written beside the disk. It has no reserve."""
         if self.disk_is_full and self._world.disk_rng.random() < 0.5:
             raise DiskFullError("simulated")
 
@@ -216,6 +222,7 @@ class EngineNode:
         """What a restart finds. Now and then power is lost once more, while it takes over what was written ahead."""
         disk = self.disk.disk
         disk.wal.before_write, disk.before_commit, disk.after_commit = self._check_space_ahead, self._check_space, None
+        disk.before_mark = self._check_space_beside
         try:
             if self._world.disk_rng.random() < 0.1:
                 disk.after_commit = _lose_power

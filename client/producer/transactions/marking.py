@@ -12,7 +12,13 @@ from collections.abc import Sequence
 from rayqueue.errors import RayQueueError, TopicError
 from rayqueue.net.interfaces import Routes, ask
 from rayqueue.protocol.topics import TopicPartition
-from rayqueue.protocol.transactions import MAX_AT_ONCE, FinishTransactions, MarkTransaction, Transaction
+from rayqueue.protocol.transactions import (
+    MAX_AT_ONCE,
+    FinishTransactions,
+    ForgetTransactionalId,
+    MarkTransaction,
+    Transaction,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -29,6 +35,16 @@ async def marked(routes: Routes, place: TopicPartition, topic_id: int, call: Mar
         _log.warning("%s has no marker of %s yet, and will ask for it: %s", place, whose, error)
         return False
     return True
+
+
+async def forgotten(routes: Routes, name: str, attempt: str) -> None:
+    """Give back an id that was drawn for this run."""
+    try:
+        await routes.coordinator.call(
+            ForgetTransactionalId(transactional_id=name, attempt=attempt), timeout_ms=_FINISH_MS
+        )
+    except RayQueueError as error:  # it expires
+        _log.info("the transactional id %r was not given back: %s", name, error)
 
 
 async def finished(routes: Routes, name: str, transactions: Sequence[Transaction]) -> None:

@@ -35,7 +35,7 @@ from rayqueue.client.producer.transactions.life import (
     TransactionLife,
     aborted,
 )
-from rayqueue.client.producer.transactions.marking import finished, marked
+from rayqueue.client.producer.transactions.marking import finished, forgotten, marked
 from rayqueue.errors import (
     ClosedError,
     InvalidInputError,
@@ -121,6 +121,8 @@ class TransactionTasks:
         self._gone: WeakSet[object] = WeakSet()
         """Owners who were cancelled while they began."""
         self._closed = False
+        self.drawn = False
+        """The id is of one run only: nobody has a use for it after ``close``."""
         self.behind = Behind(accumulator, self._no_transaction)
         self._numbers: set[int] = set()
         """The transactions of the application that are decided with the pair that is open."""
@@ -338,6 +340,8 @@ class TransactionTasks:
             if self._marking:
                 await asyncio.wait(self._marking)
             await self._carry_out(self.life.closed())
+            if self.drawn and self._attempt and self.life.state in (State.NEW, State.READY):
+                await forgotten(self._routes, self._id, self._attempt)
 
     def _check(self, number: int) -> None:
         """``InvalidInputError`` unless this one is meant."""

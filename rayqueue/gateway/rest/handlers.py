@@ -233,10 +233,10 @@ def _one_line(json: bytes) -> bytes:
 
 async def consume_tracked(call: Call) -> Any:
     params: m.TrackedParams = call.params
-    found = await call.operations.consume_tracked(
+    found, not_taken = await call.operations.consume_tracked(
         call.caller, params.topic, params.consumer, max_records=params.max, wait_ms=params.wait_ms
     )
-    return m.Records([shown(each, params.format) for each in found])
+    return Handed(m.Records([shown(each, params.format) for each in found]), not_taken)
 
 
 # -- sessions ---------------------------------------------------------------------------------------
@@ -384,10 +384,10 @@ async def falcon_publish(call: Call) -> Any:
 
 async def falcon_consume(call: Call) -> Any:
     params: m.FalconConsumeParams = call.params
-    found = await call.operations.consume_tracked(
+    found, not_taken = await call.operations.consume_tracked(
         call.caller, params.topic, params.consumerID, max_records=params.batch, wait_ms=0
     )
-    return m.FalconMessages([_falcon(each) for each in found])
+    return Handed(m.FalconMessages([_falcon(each) for each in found]), not_taken)
 
 
 async def falcon_peek(call: Call) -> Any:

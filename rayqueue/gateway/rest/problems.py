@@ -8,6 +8,7 @@ import msgspec
 from msgspec import Struct
 
 from rayqueue import errors as e
+from rayqueue.gateway.texts import text_of
 
 _log = logging.getLogger(__name__)
 
@@ -73,7 +74,7 @@ def problem_of(error: e.RayQueueError) -> Problem:
         f"urn:rayqueue:error:{error.code}",
         " ".join(title.split()),
         status_of(error),
-        str(error),
+        text_of(error),
         error.code,
         error.retriable,
     )

@@ -63,7 +63,7 @@ async def put_jobs(call: Call) -> Any:
     key = call.headers.get("idempotency-key")
     if key is None:
         return Answer(encode(await call.queues.put(call.caller, name, columns, wanted)), {})
-    answer, before = await call.queues.put_once(call.caller, name, f"put:{key}", call.raw, columns, wanted, encode)
+    answer, before = await call.queues.put_once(call.caller, name, key, call.raw, columns, wanted, encode, kind="put:")
     return Answer(answer, {"Idempotency-Replayed": "true" if before else "false"})
 
 

@@ -110,6 +110,7 @@ ROUTES: tuple[Route, ...] = (
         "The next records of a consumer that is tracked by its name; each is handed out once",
         params=m.TrackedParams,
         answer=m.Records,
+        watched=True,
     ),
     Route("GET", "/v1/groups", h.list_groups, "groups", "List consumer groups", answer=m.GroupList),
     Route(
@@ -233,6 +234,7 @@ ROUTES: tuple[Route, ...] = (
         "Consume messages, with the offset tracked per consumer",
         params=m.FalconConsumeParams,
         answer=m.FalconMessages,
+        watched=True,
     ),
     Route(
         "GET",

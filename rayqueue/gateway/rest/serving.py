@@ -23,6 +23,7 @@ from rayqueue import __version__
 from rayqueue.errors import (
     InvalidInputError,
     OutcomeUnknownError,
+    RateLimitedError,
     RayQueueError,
     UnauthenticatedError,
     UnsupportedMediaError,
@@ -48,7 +49,13 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 def make_app(gateway: Any) -> FastAPI:
     """Of one gateway (``rayqueue.gateway.server.Gateway``)."""
     app = App(
-        title="RayQueue", version=__version__, docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False
+        gateway,
+        title="RayQueue",
+        version=__version__,
+        docs_url=None,
+        redoc_url=None,
+        openapi_url=None,
+        redirect_slashes=False,
     )
     for route in ROUTES:
         app.serve(_Serving(gateway, route))
@@ -70,8 +77,9 @@ class App(FastAPI):
     """FastAPI, whose routes of the gateway's own are found without its layers: these cost a request as much as all
     else that is done for it. What is found neither by its method nor its path goes through them, as pages do."""
 
-    def __init__(self, **options: Any) -> None:
+    def __init__(self, gateway: Any, **options: Any) -> None:
         super().__init__(**options)
+        self._gateway = gateway
         self._direct: dict[tuple[str, int], list[tuple[tuple[str, ...], _Serving]]] = {}
 
     def serve(self, serving: _Serving) -> None:
@@ -104,11 +112,24 @@ class App(FastAPI):
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         found = self.find(scope["method"], scope["path"]) if scope["type"] == "http" else None
         if found is None:
-            await super().__call__(scope, receive, send)
+            refusal = self._refusal(scope) if scope["type"] == "http" else None
+            await (refusal or super().__call__)(scope, receive, send)
             return
         serving, params = found
         answer = await serving.answer(scope, receive, params)
         await answer(scope, receive, send)
+
+    def _refusal(self, scope: Any) -> Reply | None:
+        """Pages, and what is not there, are requests, too."""
+        try:
+            self._gateway.limits.arrived(_source_of(scope))
+        except RateLimitedError as error:
+            return of_error(error)
+        return None
+
+
+def _source_of(scope: Any) -> str:
+    return scope["client"][0] if scope.get("client") else "unknown"
 
 
 class _Serving:
@@ -126,7 +147,7 @@ class _Serving:
         gateway, route = self._gateway, self.route
         # Of a header that is given twice, the first counts.
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in reversed(scope["headers"])}
-        source: str = scope["client"][0] if scope.get("client") else "unknown"
+        source = _source_of(scope)
         token = token_of(headers)
         asked_from.set(source)
         try:

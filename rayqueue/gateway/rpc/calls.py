@@ -21,10 +21,12 @@ from google.protobuf.message import DecodeError
 
 from rayqueue.errors import (
     InvalidInputError,
+    RateLimitedError,
     RayQueueError,
+    SessionGoneError,
 )
 from rayqueue.gateway.audit import REFUSALS, asked_from
-from rayqueue.gateway.draining import cut_off
+from rayqueue.gateway.draining import closing, cut_off
 from rayqueue.gateway.principals import Caller, shown_key
 from rayqueue.gateway.rpc.statuses import status_of
 from rayqueue.gateway.within import within
@@ -74,7 +76,7 @@ class Rpc:
 
     caller: Caller
     who: str
-    """Whose share of bytes and streams it takes."""
+    """Whose share of bytes it takes."""
     context: Any
     size_bytes: int = 0
     """Of the request, as it came. Of a stream: ``Messages.size_bytes``."""
@@ -96,6 +98,16 @@ class Messages:
         raw = await anext(self._raw)
         self.size_bytes = len(raw)
         return self._decode(raw)
+
+
+async def paced(take: Callable[[], None]) -> None:
+    """Take a share once there is one: a stream is slowed down, for its caller waits while nobody reads it."""
+    while True:
+        try:
+            take()
+            return
+        except RateLimitedError as error:
+            await asyncio.sleep(error.details["retry_after_ms"] / 1000)
 
 
 class _Calls:
@@ -152,19 +164,30 @@ class _Calls:
                 self._take(who, raw)
                 request = self._decoded(raw)
                 if caller is not None:
-                    with self._gateway.limits.streams.held(who):
-                        await behaviour(request, Rpc(caller, who, context))
+                    await behaviour(request, Rpc(caller, who, context))
                     return
-                answers = behaviour(request, context)
-                if hasattr(answers, "__aiter__"):
-                    async for answer in answers:
-                        await context.write(answer)
-                else:
-                    await answers
+                with self._gateway.limits.streams.held(who):
+                    telling = self._public(who, behaviour(request, context), context)
+                    if not await self._gateway.drain.unless_begun(telling, False):
+                        raise closing()
 
             await self._ending(context, all_of)
 
         return call
+
+    async def _public(self, source: str, answers: Any, context: Any) -> bool:
+        """A stream that needs no key. Nobody says that he still wants it, so it ends if there is nothing to say."""
+        idle_s = self._gateway.settings.idle_timeout_ms / 1000
+        try:
+            if not hasattr(answers, "__aiter__"):
+                await asyncio.wait_for(answers, idle_s)
+                return True
+            while (answer := await asyncio.wait_for(anext(answers, None), idle_s)) is not None:
+                self._gateway.limits.arrived(source)  # each question in a stream is one more request
+                await asyncio.wait_for(context.write(answer), idle_s)
+        except asyncio.TimeoutError:
+            raise SessionGoneError(f"nothing came or was told for {idle_s:g} s: open the stream again") from None
+        return True
 
     def _let_in(self, context: Any) -> tuple[Caller | None, str]:
         """None: everybody is."""
@@ -204,6 +227,8 @@ class _Calls:
             await context.abort_with_status(status_of(cut_off(changes=not _reads(self._method))))
         except grpc.aio.AbortError:
             raise
+        except grpc.aio.InternalError as error:  # what is written to a caller who has gone
+            _log.debug("%s: the caller has gone: %s", self._method, error)
         except Exception:  # noqa: BLE001  # a bug: the log has it, the caller is not told
             _log.exception("%s has failed", self._method)
             await context.abort(grpc.StatusCode.INTERNAL, "the gateway has failed; its log says why")

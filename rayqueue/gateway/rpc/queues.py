@@ -72,11 +72,12 @@ class WorkQueues(QueueServiceServicer):
         told, before = await self._queues.put_once(
             rpc.caller,
             request.queue,
-            f"grpc-put:{request.idempotency_key}",
+            request.idempotency_key,
             contents,
             columns,
             wanted,
             lambda put: answer_of(put).SerializeToString(),
+            kind="grpc-put:",
         )
         answer = pb.PutJobsResponse.FromString(told)
         answer.replayed = before
@@ -101,7 +102,8 @@ class WorkQueues(QueueServiceServicer):
         timeout_ms = first.open.timeout_ms or settings.session_timeout_ms
         if not 1000 <= timeout_ms <= 600_000:
             raise InvalidInputError("a stream's timeout is from 1,000 to 600,000 ms")
-        await _Stream(self, rpc, first.open, timeout_ms).run(reading)
+        with self._gateway.limits.streams.held(rpc.caller.name):
+            await _Stream(self, rpc, first.open, timeout_ms).run(reading)
 
     # -- leases -----------------------------------------------------------------------------------
 

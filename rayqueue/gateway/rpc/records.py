@@ -20,7 +20,7 @@ from rayqueue.errors import InvalidInputError, RayQueueError, SessionGoneError
 from rayqueue.gateway.draining import closing
 from rayqueue.gateway.operations import Operations
 from rayqueue.gateway.principals import Caller
-from rayqueue.gateway.rpc.calls import Messages, Rpc
+from rayqueue.gateway.rpc.calls import Messages, Rpc, paced
 from rayqueue.gateway.rpc.messages import columns_of, isolation_of, places_of, records_of
 from rayqueue.gateway.rpc.statuses import problem_of
 from rayqueue.gateway.rpc.v1 import records_pb2 as pb
@@ -59,10 +59,11 @@ class Records(RecordServiceServicer):
         told, before = await self._operations.publish_once(
             rpc.caller,
             request.topic,
-            f"grpc:{request.idempotency_key}",
+            request.idempotency_key,
             contents,
             columns,
             partial(as_protobuf, field=_APPENDED),
+            kind="grpc:",
         )
         return told + pb.AppendResponse(replayed=before).SerializeToString()
 
@@ -131,13 +132,17 @@ class Records(RecordServiceServicer):
             finally:
                 room.release()
 
+        limits = self._gateway.limits
+
         async def read() -> bool:
             nonlocal topic
             async for request in requests:
                 topic = request.topic or topic
                 quiet.heard()
                 size_bytes = requests.size_bytes
-                self._gateway.limits.more(rpc.who, size_bytes)
+                await paced(partial(limits.request, rpc.who))
+                await paced(partial(limits.more, rpc.who, size_bytes))
+                quiet.heard()
                 await room.acquire()
                 size_bytes -= pb.ProduceRequest(number=request.number, topic=request.topic).ByteSize()
                 task = asyncio.ensure_future(one(request.number, topic, request.records, size_bytes))
@@ -146,8 +151,9 @@ class Records(RecordServiceServicer):
             return True
 
         try:
-            through = await self._gateway.drain.unless_begun(read(), False)
-            await asyncio.gather(*tasks)
+            with self._gateway.limits.streams.held(rpc.caller.name):
+                through = await self._gateway.drain.unless_begun(read(), False)
+                await asyncio.gather(*tasks)
             if not through:
                 raise closing()
         except asyncio.CancelledError:
@@ -245,7 +251,7 @@ class _Subscription:
                 raise InvalidInputError("after the join come credit, ack and heartbeat")
 
     async def _ack(self, caller: Caller, ack: pb.AckRecords) -> None:
-        self._service._gateway.limits.more(self._rpc.who, ack.ByteSize())
+        await paced(partial(self._service._gateway.limits.more, self._rpc.who, ack.ByteSize()))
         places, through = places_of(ack.places), ack.through if ack.HasField("through") else None
         try:
             count = await self._service._operations.ack(caller, self._session.session_id, places, through=through)
@@ -264,11 +270,11 @@ class _Subscription:
             if operations.drain.begun:
                 await self._last_acks()
                 raise closing()
-            if self._credit <= 0:
+            most = min(self._credit, _SEND_RECORDS, session.room)
+            if most <= 0:
                 operations.check_reader(caller, session)
                 await heard_within(self._more, LOOK_EVERY_S)
                 continue
-            most = min(self._credit, _SEND_RECORDS)
             found, cursor = await operations.poll(
                 caller, session.session_id, max_records=most, wait_ms=_POLL_MS, cursor=session.cursor
             )

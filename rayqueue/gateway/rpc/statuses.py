@@ -12,6 +12,7 @@ from grpc_status import rpc_status
 
 from rayqueue import errors as e
 from rayqueue.gateway.rpc.v1 import common_pb2
+from rayqueue.gateway.texts import text_of
 
 DOMAIN = "rayqueue"
 
@@ -66,11 +67,11 @@ def status_of(error: e.RayQueueError) -> Any:
         delay = Duration(seconds=after_ms // 1000, nanos=after_ms % 1000 * 1_000_000)
         details.append(_packed(error_details_pb2.RetryInfo(retry_delay=delay)))
     code = _NUMBERS[code_of(error).name]
-    return rpc_status.to_status(status_pb2.Status(code=code, message=str(error), details=details))
+    return rpc_status.to_status(status_pb2.Status(code=code, message=text_of(error), details=details))
 
 
 def problem_of(error: e.RayQueueError) -> common_pb2.Problem:
-    return common_pb2.Problem(code=error.code, detail=str(error), retriable=error.retriable)
+    return common_pb2.Problem(code=error.code, detail=text_of(error), retriable=error.retriable)
 
 
 def _packed(message: Any) -> any_pb2.Any:

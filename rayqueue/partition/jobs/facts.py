@@ -10,13 +10,14 @@ from hashlib import blake2b
 import msgspec
 
 from rayqueue.log.store import LogStore
-from rayqueue.partition.jobs.index import Timer, Times
+from rayqueue.partition.jobs.index import Ends, Timer, Times
 from rayqueue.partition.tables import DEDUPE, META, RESULTS
 
 QUEUE_KEY = b"queue"
 MAX_RESULTS_BYTES = 16 * 1024 * 1024
-"""Of all results together. If they become more, the oldest jobs' go first."""
-_MAX_REASON = 2048
+"""Of all results together, where ``max_results_bytes`` is not set."""
+MAX_REASON = 2048
+"""Characters of a dead job's reason and traceback that are told to who waits for its result."""
 
 _encode = msgspec.msgpack.Encoder().encode
 
@@ -76,47 +77,71 @@ def _id(job_id: int) -> bytes:
 
 
 class Results:
-    """What wanted results have come to."""
+    """What wanted results have come to.
+
+    If they become too many, those go first that would be kept for the shortest time; where the queue's settings say
+    nothing of it, those of the oldest jobs, beyond ``MAX_RESULTS_BYTES``: so did releases that had no such setting, and
+    a partition's replicas may be of both.
+    """
 
     def __init__(self, store: LogStore, times: Times, counts: Counts) -> None:
         self._store = store
         self._times = times
         self._counts = counts
+        self._ends = Ends(store)
+        self.evicted = 0
+        """Since this replica's process began. No part of the state."""
 
-    def add(
-        self, job_id: int, until_ms: int, state: str, value: bytes | None = None, reason: str = "", traceback: str = ""
-    ) -> None:
+    def load(self) -> None:
+        """A release that had no order of ends has written these."""
+        if self._ends.first() is None:
+            for key, row in self._store.scan(RESULTS):
+                self._ends.add(_decode_result(row).until_ms, key)
+
+    def add(self, job_id: int, result: Result, most_bytes: int | None) -> None:
         self.remove(_id(job_id))
-        row = _encode(Result(until_ms, state, value, reason[:_MAX_REASON], traceback[:_MAX_REASON]))
+        row = _encode(result)
         counts = self._counts
-        while counts.result_bytes + len(row) > MAX_RESULTS_BYTES:
-            oldest = next(self._store.scan(RESULTS), None)
-            if oldest is None:
+        while counts.result_bytes + len(row) > (MAX_RESULTS_BYTES if most_bytes is None else most_bytes):
+            first = self._ends.first() if most_bytes is not None else self._oldest_job()
+            if first is None:
                 break
-            self.remove(oldest[0])
+            self._ends.remove(*first)
+            self.evicted += self.remove(first[1], first[0])
         self._store.put(RESULTS, _id(job_id), row)
-        self._times.add(until_ms, Timer.RESULT, _id(job_id))
+        self._times.add(result.until_ms, Timer.RESULT, _id(job_id))
+        self._ends.add(result.until_ms, _id(job_id))
         counts.result_bytes += len(row)
+
+    def _oldest_job(self) -> tuple[int, bytes] | None:
+        for key, row in self._store.scan(RESULTS):
+            return _decode_result(row).until_ms, key
+        return None
 
     def get(self, job_id: int) -> Result | None:
         row = self._store.get(RESULTS, _id(job_id))
         return None if row is None else _decode_result(row)
 
-    def remove(self, key: bytes, until_ms: int | None = None) -> None:
-        """If there is one; with ``until_ms``, if it is kept until then and not longer."""
+    def remove(self, key: bytes, until_ms: int | None = None) -> bool:
+        """If there is one; with ``until_ms``, if it is kept until then and not longer. Whether there was."""
         row = self._store.get(RESULTS, key)
         if row is None:
-            return
+            return False
         kept_ms = _decode_result(row).until_ms
-        if until_ms is None or kept_ms == until_ms:
+        found = until_ms is None or kept_ms == until_ms
+        if found:
             self._counts.result_bytes -= len(row)
             self._store.delete(RESULTS, key)
             self._times.remove(kept_ms, Timer.RESULT, key)
+            self._ends.remove(kept_ms, key)
+        return found
 
     def index(self) -> None:
         """Make the times again."""
         for key, row in self._store.scan(RESULTS):
-            self._times.add(_decode_result(row).until_ms, Timer.RESULT, key)
+            until_ms = _decode_result(row).until_ms
+            self._times.add(until_ms, Timer.RESULT, key)
+            self._ends.add(until_ms, key)
 
 
 class Dedupes:

@@ -11,6 +11,7 @@ Owns the JOB_INDEX table. The first byte of a key says which order it belongs to
     K  key, id                jobs of a queue that is ordered by key and not dead
     B  key                    -> id: the one of them that is leased
     D  id                     dead jobs
+    E  time, id               results, by when they are to be forgotten
     L, G                      runs of jobs without rows (``frontier``)
 
 All but U, V, L and G can be made again from the rows. Searches begin where the last
@@ -131,6 +132,30 @@ class Dead:
     def ids(self, first: int, count: int) -> list[int]:
         rows = islice(self._store.scan(JOB_INDEX, _PLACE.pack(b"D", first), b"E"), count)
         return [int.from_bytes(key[1:], "big") for key, _ in rows]
+
+
+class Ends:
+    """Results in the order in which they are to be forgotten."""
+
+    def __init__(self, store: LogStore) -> None:
+        self._store = store
+        self._from = b"E"
+
+    def add(self, until_ms: int, what: bytes) -> None:
+        key = _PLACE.pack(b"E", until_ms) + what
+        self._from = min(self._from, key)
+        self._store.put(JOB_INDEX, key, b"")
+
+    def remove(self, until_ms: int, what: bytes) -> None:
+        self._store.delete(JOB_INDEX, _PLACE.pack(b"E", until_ms) + what)
+
+    def first(self) -> tuple[int, bytes] | None:
+        """When, and what."""
+        for key, _ in self._store.scan(JOB_INDEX, self._from, b"F"):
+            self._from = key
+            return int.from_bytes(key[1:9], "big"), key[9:]
+        self._from = b"F"
+        return None
 
 
 class FifoReady:

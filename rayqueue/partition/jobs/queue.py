@@ -63,7 +63,7 @@ class Grant(NamedTuple):
 
 
 def part_of(row: JobRow) -> Part:
-    return Part(row.id, 1, row.place, row.deliveries, row.lane, row.want_result)
+    return Part(row.id, 1, row.place, row.deliveries, row.lane, row.want_result, row.forgiven)
 
 
 class Text(msgspec.Struct, frozen=True, array_like=True):

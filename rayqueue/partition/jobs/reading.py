@@ -65,6 +65,7 @@ class Unpacked(NamedTuple):
                 self.headers[start:stop],
                 repeat(part.lane),
                 repeat(part.want_result),
+                repeat(part.forgiven),
             )
         )
         if count == part.count:

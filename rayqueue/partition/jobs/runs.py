@@ -19,6 +19,7 @@ class Part(NamedTuple):
     deliveries: int
     lane: int
     want_result: bool
+    forgiven: int = 0
 
 
 def subtract(runs: list[Run], first: int, count: int) -> list[Run]:

@@ -12,7 +12,7 @@ from rayqueue.errors import InvariantBrokenError
 from rayqueue.log.store import LogStore
 from rayqueue.partition.clock import Clock
 from rayqueue.partition.jobs.commands import Settle
-from rayqueue.partition.jobs.facts import Dedupes, Results, digest, load_counts, save_counts
+from rayqueue.partition.jobs.facts import MAX_REASON, Dedupes, Result, Results, digest, load_counts, save_counts
 from rayqueue.partition.jobs.frontier import Frontier, lanes_back
 from rayqueue.partition.jobs.index import Dead, FairReady, FifoReady, Keys, Places, Timer, Times
 from rayqueue.partition.jobs.leases import Leases
@@ -56,6 +56,7 @@ class JobStates:
     def load(self) -> None:
         """Begin with what the tables say."""
         self.leases.load()
+        self.results.load()
         if isinstance(self.ready, FairReady):
             self.ready.next_turn = self.counts.next_turn
         for lane, (start, count) in self.counts.frontiers.items():
@@ -241,7 +242,8 @@ class JobStates:
 
     def _tell(self, row: JobRow, state: str, value: bytes | None = None, reason: str = "", traceback: str = "") -> None:
         until_ms = self._clock.now_ms + self.settings.result_ttl_ms
-        self.results.add(row.id, until_ms, state, value, reason, traceback)
+        result = Result(until_ms, state, value, reason[:MAX_REASON], traceback[:MAX_REASON])
+        self.results.add(row.id, result, self.settings.max_results_bytes)
         self._finished.add(row.id)
 
     def _forget(self, row: JobRow) -> None:

@@ -15,8 +15,10 @@ from rayqueue.actors.keeper import mover
 from rayqueue.actors.keeper.home import ClusterManifest, Home
 from rayqueue.actors.keeper.keeper import Keeper
 from rayqueue.actors.keeper.plan import Doomed
+from rayqueue.actors.keeper.scout import Disk
 from rayqueue.cluster.commands import AnyCommand, CreateTopic, PutBroker, ReplicasMade
 from rayqueue.config import Settings
+from rayqueue.errors import LearnerBehindError, NotLeaderError
 from rayqueue.ids import COORDINATOR, GroupId, Index, Offset, ReplicaId, Term
 from rayqueue.protocol.topics import TopicSettings
 from rayqueue.replica.coordinator_service import ClusterView
@@ -74,6 +76,8 @@ class KeptCluster:
         settings = Settings(data_dir=path, cluster={"coordinators": 1, **cluster})
         self.keeper = keeper = Keeper(CoordinatorSpec(COORDINATOR, ReplicaId("c1"), settings, cluster=_MANIFEST))
         self.leads = True
+        self.unconfirmed = False
+        """No majority says that whoever believes to lead the partition does."""
         self.changed: list[AnyCommand] = []
         self.removed: list[str] = []
         """Replicas that their group's leader was asked to remove."""
@@ -91,6 +95,9 @@ class KeptCluster:
         self._look_further = parts._look_further
         parts._look_further = lambda _: None
         parts._mover._statuses = self._statuses
+        # The scout has looked: most tests are not about its first look.
+        self.disks = {each: Disk(100 << 30, 90 << 30) for each in ("b1", "b2", "b3", "b4")}
+        parts._scout.disks, parts._scout.sizes, parts._scout.leaders = dict(self.disks), {GROUP: 0}, {GROUP: "b1"}
         self.here("b1", "b2", "b3", "b4")
 
     @property
@@ -134,7 +141,15 @@ class KeptCluster:
         async def remove(node: str) -> None:
             self.removed.append(node)
 
-        return SimpleNamespace(remove=SimpleNamespace(remote=remove))
+        async def confirm() -> None:
+            if self.unconfirmed:
+                raise NotLeaderError("it was deposed a moment ago")
+
+        async def promote(node: str) -> None:
+            raise LearnerBehindError(f"{node} is far behind")
+
+        calls = {"remove": remove, "confirm_leadership": confirm, "add_learner": nothing, "promote": promote}
+        return SimpleNamespace(**{name: SimpleNamespace(remote=call) for name, call in calls.items()})
 
     async def _act(self, wanted: object, view: ClusterView, doomed: list[Doomed], behind: object) -> None:
         self.doomed = [each for each in doomed if each.broker in self.keeper._census.current]

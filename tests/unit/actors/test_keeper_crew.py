@@ -16,7 +16,7 @@ from rayqueue.actors.keeper.home import Home
 from rayqueue.actors.keeper.plan import Confirm, Remove, ReplicaKey, Start
 from rayqueue.cluster.commands import BeginMove
 from rayqueue.cluster.moves import Reason
-from rayqueue.errors import DamagedLogError, NoBrokerError
+from rayqueue.errors import DamagedLogError, DiskFullError, NoBrokerError
 from rayqueue.ids import ReplicaId
 from tests.unit.actors.kept_cluster import GROUP, KeptCluster, run, status_of
 
@@ -112,6 +112,33 @@ def test_a_new_replica_that_is_damaged_before_it_is_known_to_be_made_is_lost_and
         assert list(kept.log.machine.doomed) == [tuple(new)]
         await kept.look()
         assert kept.log.machine.moves == {}, "an operator asked for it, and may ask again"
+
+    run(scenario())
+
+
+def test_why_a_replica_cannot_be_made_is_remembered_until_it_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario() -> None:
+        kept = KeptCluster(tmp_path, monkeypatch)
+        crew: Crew = kept.keeper._crew
+        full: list[Exception] = [DiskFullError("a traceback\nno space left"), NoBrokerError("b3 is gone")]
+
+        async def answers() -> None:
+            if full:
+                raise full[0]
+
+        monkeypatch.setattr(crews, "start_actor", lambda *_, **__: actor(answers))
+        for expected in ({KEY: "no space left"}, {KEY: "no space left"}):
+            with pytest.raises((DiskFullError, NoBrokerError)):
+                await crew._take(Start(KEY, "b3", True), partitions(kept))
+            assert crew.failing == expected, "that a broker is gone is no failure of its disk"
+            del full[0]
+        await crew._take(Start(KEY, "b3", True), partitions(kept))
+        assert (crew.failing, crew.made) == ({}, {KEY})
+        full.append(DiskFullError("no space left"))
+        await crew._take(Start(KEY, "b3", False), partitions(kept))
+        assert crew.failing == {}, "it was made before, and says itself why it does not run"
 
     run(scenario())
 

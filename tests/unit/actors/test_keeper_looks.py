@@ -222,6 +222,6 @@ def test_what_cannot_be_moved_from_a_broker_that_is_gone_is_said(
         kept.log.apply(DrainBroker("b3", True))
         await kept.look()
         (why,) = (why for group_id, why in kept.keeper._mover.waiting.items() if group_id.startswith("alone"))
-        assert why.startswith("0 of 1 copies are left, which decide nothing: bring r1 back, or give up")
+        assert why.startswith("no copy is left to make another one from (r1: broker b3 has been decommissioned and is")
 
     run(scenario())

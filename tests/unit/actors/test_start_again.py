@@ -6,12 +6,18 @@ import asyncio
 import errno
 import os
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from rayqueue.actors import base, loss
 from rayqueue.actors.base import ReplicaActor, ReplicaSpec
+from rayqueue.actors.keeper import crew as crew_module
+from rayqueue.actors.keeper.crew import Crew
+from rayqueue.actors.keeper.plan import ReplicaKey
+from rayqueue.actors.partition_actor import PartitionActor, PartitionSpec
+from rayqueue.cluster.commands import ReplicaFound
 from rayqueue.config import Settings
 from rayqueue.errors import (
     DamagedLogError,
@@ -24,6 +30,8 @@ from rayqueue.errors import (
 )
 from rayqueue.ids import GroupId, ReplicaId
 from rayqueue.log.starts import note_start, read_starts
+from rayqueue.log.waymark import Waymark, waymark_path, write_waymark
+from tests.unit.actors.kept_cluster import status_of
 
 REPLICA = object()
 
@@ -51,7 +59,7 @@ def run(path: Path, patch: pytest.MonkeyPatch, *outcomes: Any, rounds: int = 8) 
     """The actor after so many pauses, and what it has reported."""
     reports: list[str] = []
 
-    async def report_loss(*told: Any, insist: bool) -> None:
+    async def report_loss(*told: Any, insist: bool, missing: bool) -> None:
         reports.append(f"{told[1]} {told[3]}")
         await asyncio.sleep(60)
 
@@ -139,3 +147,58 @@ def test_a_replica_that_its_disk_ends_leaves_the_reason(tmp_path: Path, monkeypa
         "'/disk/r1/LOCK'",
         "",
     ]
+
+
+# -- the only one of its group ------------------------------------------------------------------------
+
+
+def test_an_only_replica_that_is_gone_says_how_far_it_had_acknowledged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(base, "restarted", lambda: True)
+    settings = Settings(data_dir=tmp_path, transport={"secret": "only for this test"})
+    spec = PartitionSpec(GroupId("orders-0.1"), ReplicaId("r1"), settings, create=True)
+    actor: Any = PartitionActor.__new__(PartitionActor)
+    actor._spec = spec
+    found = actor._attempt()
+    assert isinstance(found, StoreMissingError)
+    assert "acknowledged" not in found.details, "nobody knows"
+    waymark_path(spec.path).parent.mkdir(parents=True)
+    write_waymark(spec.path, Waymark(3, 17, 30))
+    found = actor._attempt()
+    assert isinstance(found, StoreMissingError)
+    assert found.details["acknowledged"] == 30
+    assert str(found).endswith("The records before offset 30 were acknowledged")
+
+
+@pytest.mark.parametrize(
+    ("answer", "well"),
+    [
+        (status_of("r1", "leader", ("r1",)), True),
+        (status_of("r1", "follower", ("r1",)), False),
+        (status_of("r1", "leader", ("r1",), damaged="a bit"), False),
+        (StoreMissingError("no store"), False),
+    ],
+)
+def test_one_that_serves_again_is_struck_from_the_lost(
+    monkeypatch: pytest.MonkeyPatch, answer: Any, well: bool
+) -> None:
+    key = ReplicaKey(GroupId("orders-0.1"), ReplicaId("r1"))
+    crew: Any = Crew.__new__(Crew)
+    told: list[Any] = []
+
+    async def status() -> Any:
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    async def handle(_: ReplicaKey) -> Any:
+        return SimpleNamespace(status=SimpleNamespace(remote=status))
+
+    async def change(command: Any) -> None:
+        told.append(command)
+
+    crew._hands = SimpleNamespace(handle=handle, change=change)
+    monkeypatch.setattr(crew_module, "_FIND_AGAIN_S", 0.0)
+    assert asyncio.run(crew.find_again(key)) == well
+    assert told == ([ReplicaFound(*key)] if well else [])

@@ -6,9 +6,9 @@ import msgspec
 
 from rayqueue.cli import brokers
 from rayqueue.cli.brokers import duration, state_of
-from rayqueue.cli.health import drained, full_disks, shortfalls
+from rayqueue.cli.health import drained, full_disks, losses, shortfalls
 from rayqueue.client.admin import PartitionDescription, ReplicaDescription, TopicDescription
-from rayqueue.protocol.calls import Broker, ClusterInfo, MoveInfo, Waiting
+from rayqueue.protocol.calls import Broker, ClusterInfo, LostReplica, MoveInfo, Waiting
 from rayqueue.protocol.topics import TopicSettings
 
 MIB = 1 << 20
@@ -42,6 +42,21 @@ def test_what_is_missing_why_what_is_done_and_for_how_much_longer() -> None:
     assert "by itself" in next(shortfalls(info(), [topic(None, None, "does not answer")]))
     grows = MoveInfo("orders", 0, "", "r3.8", "b3", "grow", "")
     assert next(shortfalls(info(grows), [topic(None, None)])) == "orders-0: 2 of 3 copies are well; r3.8 is made on b3"
+
+
+def test_what_is_lost_is_said_to_be_replaced_only_where_it_can_be() -> None:
+    def told(copies: int, *lost: str, away: str = "") -> list[str]:
+        known = tuple(LostReplica("orders-0.1", each, "no store") for each in lost)
+        return list(losses(msgspec.structs.replace(info(away=away), lost=known), [topic(*[None] * copies)]))
+
+    assert told(3, "r3") == ["r3 of orders-0.1 is lost, and is to be replaced: no store"]
+    (alone,) = told(1, "r1")
+    assert "is lost, and cannot be replaced, too few copies are left (rayqueue recover orders 0): no store" in alone
+    assert ["cannot be replaced" in each for each in told(3, "r2", "r3")] == [True, True]
+    assert ["cannot be replaced" in each for each in told(3, "r3", away="b2")] == [True]
+    coordinator = (LostReplica("coordinator", "c1", "no store"),)
+    (said,) = losses(msgspec.structs.replace(info(), lost=coordinator), [])
+    assert "is to be replaced" in said
 
 
 def test_a_node_that_ray_drains_is_named_while_it_holds_replicas() -> None:

@@ -242,6 +242,8 @@ class _DriverRoute(_Beneath):
     def leader_channel(self) -> Any:
         return self._wrapped(_DriverChannel, self.beneath.leader_channel)
 
+    trouble = ""
+
     async def leader(self) -> Any:
         return self._wrapped(_DriverChannel, await self.beneath.leader())
 

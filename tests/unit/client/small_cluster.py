@@ -70,6 +70,8 @@ class LocalPartition:
     def leader_channel(self) -> LocalPartition:
         return self
 
+    trouble = ""
+
     async def leader(self) -> LocalPartition:
         return self
 
@@ -149,6 +151,8 @@ class Connection:
         self.number = number
         self.stopped = False
         self.calls: list[Call] = []
+
+    trouble = ""
 
     async def leader(self) -> Any:
         raise AssertionError("nobody fetches from a coordinator")

@@ -16,7 +16,15 @@ from rayqueue.client.consumer.fetcher import Fetcher
 from rayqueue.client.consumer.subscription import Subscription
 from rayqueue.client.routes import ClusterRoutes
 from rayqueue.config import ClusterSettings, Settings
-from rayqueue.errors import ClosedError, RayQueueError, TopicRecreatedError, UnknownTopicError
+from rayqueue.errors import (
+    ClosedError,
+    NotLeaderError,
+    OutcomeUnknownError,
+    RayQueueError,
+    StoreMissingError,
+    TopicRecreatedError,
+    UnknownTopicError,
+)
 from rayqueue.net import route as router
 from rayqueue.net.interfaces import ask
 from rayqueue.protocol import calls
@@ -251,5 +259,31 @@ def test_a_fetcher_that_is_cancelled_by_others_goes_on_and_one_that_breaks_says_
         monkeypatch.setattr(FakeChannel, "fetch", lambda *_: 1 / 0)
         await until(subscription.error)
         fetcher.close()
+
+    in_world(monkeypatch, tmp_path, test)
+
+
+def test_who_finds_no_leader_is_told_what_the_replicas_say(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Of a partition with one copy nobody else will ever lead: that nobody leads now is not all that is to be said."""
+
+    async def test(world: World, routes: ClusterRoutes) -> None:
+        world.make(1, "r1", "r2", "r3", led=False)
+        route = await routes.partition(P0)
+
+        async def channel(node: str) -> Any:
+            if node == "r1":
+                raise StoreMissingError("there is no store. The records before offset 30 were acknowledged")
+            if node == "r2":
+                raise OutcomeUnknownError("died")
+            found = FakeChannel(world, route.group_id, node)
+            status = ReplicaStatus(node, "follower", None, 1, 0, 0, 0, "entry 7 does not match its checksum")
+            monkeypatch.setattr(found, "call", lambda _: asyncio.sleep(0, status))
+            return found
+
+        monkeypatch.setattr(route._replicas, "channel", channel)
+        error = await error_of(route.call(GetBounds(), timeout_ms=300))
+        assert isinstance(error, NotLeaderError)
+        assert "(r1: there is no store. The records before offset 30 were acknowledged; r3: entry 7 does" in str(error)
+        assert "r2" not in str(error)
 
     in_world(monkeypatch, tmp_path, test)

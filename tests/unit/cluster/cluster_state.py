@@ -69,6 +69,7 @@ def view_of(machine: ClusterMachine, *, leads: bool = True) -> ClusterView:
         dict(machine.replica_counts()),
         planned=tuple(machine.planned.values()),
         rebalance=None if machine.rebalance is None else machine.rebalance.number,
+        missing=frozenset((key.group_id, key.replica_id) for key in machine.missing),
     )
 
 
@@ -91,16 +92,20 @@ class Answers:
 class Service:
     """A leading coordinator. Proposals are applied at once, or by ``commit`` while ``held``."""
 
-    def __init__(self, log: ClusterLog | None = None, **settings: Any) -> None:
+    def __init__(self, log: ClusterLog | None = None, *, wall_ms: int = 0, **settings: Any) -> None:
+        """``wall_ms``: the time of day; 0: not known."""
         self.log = log or ClusterLog()
         self.now = 100.0
+        self.wall_ms = wall_ms
         self.held = False
         self.refuse: Exception | None = None
         self.proposals = 0
         self._waiting: list[tuple[bytes, Callable[[Any], None]]] = []
         self.confirms: list[Callable[[Any], None]] | None = None
         self.settings = ClusterSettings(**{"join_window_ms": 0, **settings})
-        self.coordinator = Coordinator(self.log.machine, self.settings, SEALS, self._propose, self._confirm)
+        self.coordinator = Coordinator(
+            self.log.machine, self.settings, SEALS, self._propose, self._confirm, lambda: self.wall_ms
+        )
         self.coordinator.set_brokers(self.now, BROKERS)
         self.coordinator.lead(self.now, replica_id="c1", term=1)
 

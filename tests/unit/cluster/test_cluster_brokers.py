@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rayqueue.cluster.brokers import MAX_PLANNED, Pace, Seen, cluster_info, rebalance_command
+from rayqueue.cluster.brokers import MAX_PLANNED, cluster_info, move_command, rebalance_command
 from rayqueue.cluster.commands import (
     BeginMove,
     BeginRebalance,
@@ -18,9 +18,11 @@ from rayqueue.cluster.commands import (
     ReplicasRemoved,
     RetireCoordinator,
 )
+from rayqueue.cluster.disks import reserve, spare_bytes
 from rayqueue.cluster.moves import Reason
 from rayqueue.cluster.placement import AliveBroker, place
-from rayqueue.cluster.sites import Sites, nearly_full, room, spare_bytes
+from rayqueue.cluster.seen import Pace, Seen
+from rayqueue.cluster.sites import Sites, room
 from rayqueue.config import MIB, ClusterSettings
 from rayqueue.errors import CapacityError, InvalidInputError, NoBrokerError
 from rayqueue.ids import COORDINATOR, ReplicaId
@@ -59,7 +61,6 @@ def test_a_disk_bounds_what_fits_and_one_that_is_nearly_full_takes_nothing() -> 
     alive = [roomy, tight, full, unknown]
     assert spare_bytes(alive, SETTINGS) == {"b1": 800 * MIB, "b2": 15 * MIB, "b3": 0}
     assert room(alive, {}, SETTINGS) == {"b1": 80, "b2": 1, "b3": 0}
-    assert [nearly_full(each, SETTINGS) for each in alive] == [False, False, True, False]
     shared = [each._replace(host="one") for each in (roomy, broker("b5", 900))]
     assert room(shared, {}, SETTINGS) == {"b1": 40, "b5": 40}, "they may have one disk"
     small = [broker("b1", 900, memory_bytes=250 * MIB)]
@@ -92,6 +93,55 @@ def test_more_copies_are_refused_where_there_is_no_room_for_all_of_them(log: Clu
         sites(log).check_copies(info.partitions, 1)
 
 
+def test_more_copies_are_refused_where_the_disks_have_no_space_for_what_is_there(log: ClusterLog) -> None:
+    """Found by an audit: each copy counted as the 16 MiB of an empty one, whatever the partition holds."""
+    (info,) = log.machine.topics.values()
+    here = sites(log, *[broker(f"b{each}", 400) for each in range(1, 5)])
+    here.seen = Seen(sizes={GROUP: 300 * MIB})
+    here.check_copies(info.partitions, 1)
+    here.seen = Seen(sizes={GROUP: 301 * MIB})
+    with pytest.raises(CapacityError) as refused:
+        here.check_copies(info.partitions, 1)
+    said = str(refused.value)
+    assert "1 more copies of each of 1 partitions, 301 MiB in all, do not fit" in said
+    assert "b4: 0 replicas, 400 of 1,000 MiB of disk free" in said
+
+
+def test_what_moves_under_way_will_still_write_is_not_given_away_again(log: ClusterLog) -> None:
+    """Found by an audit: a disk with 60 GB was given a second partition of 50 GB as soon as the first had begun."""
+    here = sites(log, broker("b1"), broker("b2"), broker("b3"), broker("b4", 600))
+    call = calls.MoveReplica(topic="orders", topic_id=1, partition=0, source="b2", target="b4", size_bytes=300 * MIB)
+    move_command(log.machine, here, call)
+    log.apply(CreateTopic("other", TopicSettings(partitions=1, replication=1), (("b1",),)))
+    log.apply(ReplicasMade(tuple(log.machine.unmade)))
+    log.apply(BeginMove("other-0.2", "r1", "b4", Reason.ASKED))
+    here.seen = Seen(sizes={"other-0.2": 400 * MIB})
+    with pytest.raises(CapacityError, match="600 of 1,000 MiB of disk free, 400 MiB of that for what is being moved"):
+        move_command(log.machine, here, call)
+    plan = calls.BeginRebalance(moves=(RebalanceMove(GROUP, "r1", "b4", 300 * MIB),))
+    with pytest.raises(CapacityError, match="of 300 MiB"):
+        rebalance_command(here, plan, 5)
+    here.seen = Seen(sizes={"other-0.2": 400 * MIB}, paces={"other-0.2": Pace(400 * MIB, 200 * MIB, 1)})
+    move_command(log.machine, here, call)
+    here.seen = Seen(sizes={GROUP: 301 * MIB}, paces=here.seen.paces)
+    with pytest.raises(CapacityError, match="of 301 MiB"):  # the keeper knows better than the client
+        move_command(log.machine, here, call)
+
+
+def test_brokers_of_one_host_share_what_its_disk_has(log: ClusterLog) -> None:
+    one, two, three = (broker(each, 500)._replace(host="one") for each in ("b1", "b2", "b3"))
+    alive = [one, two, three._replace(disk_bytes=2000 * MIB), broker("b4", 500)]
+    spare = spare_bytes(alive, SETTINGS)
+    assert spare == {"b1": 400 * MIB, "b2": 400 * MIB, "b3": 300 * MIB, "b4": 400 * MIB}
+    reserve(spare, alive, "b2", 100 * MIB)
+    assert spare == {"b1": 300 * MIB, "b2": 300 * MIB, "b3": 300 * MIB, "b4": 400 * MIB}, "b3 has another disk"
+    log.apply(BeginMove(GROUP, "r3", "b1", Reason.ASKED))
+    here = sites(log, *alive)
+    here.seen = Seen(sizes={GROUP: 400 * MIB})
+    assert here.spare_bytes() == {"b1": 0, "b2": 0, "b3": 300 * MIB, "b4": 400 * MIB}
+    assert here.room()["b2"] == 0, "nor a new replica, however small"
+
+
 def test_copies_of_new_partitions_are_in_different_racks() -> None:
     alive = [broker(f"b{each}", rack=f"k{each % 3}") for each in range(9)]
     placed = place(30, 3, alive, {}, {})
@@ -106,8 +156,8 @@ def test_copies_of_new_partitions_are_in_different_racks() -> None:
 def test_what_is_told_of_moves_disks_leaders_and_what_waits(log: ClusterLog) -> None:
     here = sites(log, broker("b1", 50, rack="k1"), broker("b2"), broker("b3"), broker("b4"))
     log.apply(BeginRebalance(((GROUP, "r1", "b4", 100),), 7))
-    seen = Seen({GROUP: "b2"}, {GROUP: Pace(100, 25, 5)}, {GROUP: "no place"})
-    info = cluster_info(log.machine, here, seen, "c1", 1)
+    here.seen = Seen({GROUP: "b2"}, {GROUP: Pace(100, 25, 5)}, {GROUP: "no place"})
+    info = cluster_info(log.machine, here, "c1", 1)
     first, second, *_ = info.brokers
     assert (first.rack, first.leaders, first.nearly_full, first.disk_free_bytes) == ("k1", 0, True, 50 * MIB)
     assert (second.leaders, second.nearly_full, second.disk_spare_bytes) == (1, False, 800 * MIB)
@@ -115,12 +165,14 @@ def test_what_is_told_of_moves_disks_leaders_and_what_waits(log: ClusterLog) -> 
     assert info.rebalance is not None
     assert [(each.broker, each.moves, each.size_bytes) for each in info.rebalance.waiting] == [("b4", 1, 100)]
     log.apply(BeginMove(GROUP, "r1", "b4", Reason.BALANCE))
-    info = cluster_info(log.machine, here, seen, "c1", 1)
+    info = cluster_info(log.machine, here, "c1", 1)
     (move,) = info.moves
     assert (move.source, move.broker, move.size_bytes, move.copied_bytes, move.left_ms) == ("b1", "b4", 100, 25, 15_000)
     assert info.rebalance is not None
     assert (info.rebalance.waiting, info.waiting) == ((), ()), "it is being moved"
-    assert cluster_info(log.machine, here, Seen(), "c1", 1).moves[0].left_ms is None
+    assert info.brokers[3].disk_promised_bytes == 75
+    here.seen = Seen()
+    assert cluster_info(log.machine, here, "c1", 1).moves[0].left_ms is None
 
 
 def test_a_broker_holds_the_coordinator_that_the_cluster_was_made_with(log: ClusterLog) -> None:
@@ -129,7 +181,7 @@ def test_a_broker_holds_the_coordinator_that_the_cluster_was_made_with(log: Clus
     first = {ReplicaId("c1"): "b4", ReplicaId("c2"): "b5"}
 
     def held() -> list[int]:
-        info = cluster_info(log.machine, here, Seen(), "c1", 1, first)
+        info = cluster_info(log.machine, here, "c1", 1, first)
         return [each.holds for each in info.brokers if each.broker in ("b4", "b5")]
 
     log.apply(PutBroker("b5", "h", "n5"))

@@ -11,6 +11,7 @@ from rayqueue.cluster.commands import (
     NoteEvents,
     PutBroker,
     RecoverGroup,
+    ReplicaFound,
     ReplicaLost,
     ReplicasMade,
 )
@@ -88,6 +89,10 @@ def test_damage_undone_moves_and_recoveries_are_told() -> None:
     world.happened()
     world.log.apply(CancelMove(group_id, move.add))
     assert world.happened() == [("move_undone", group_id)]
+    world.log.apply(ReplicaLost(group_id, "r3", "there is no store", missing=True))
+    world.happened()
+    world.log.apply(ReplicaFound(group_id, "r3"))
+    assert world.happened() == [("replica_found", group_id), ("under_replicated", group_id)], "r2 is still lost"
     world.log.apply(RecoverGroup(group_id, "r1", (("r2", "b2"), ("r3", "b3")), 7, "much is lost"))
     assert world.happened() == [("group_recovered", group_id), ("under_replicated", group_id)]
     world.log.apply(DeleteTopic("orders"))

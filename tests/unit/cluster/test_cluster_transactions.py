@@ -23,6 +23,7 @@ from rayqueue.errors import (
 )
 from rayqueue.partition.settings import PartitionSettings
 from rayqueue.protocol.transactions import (
+    IDS_BOUND,
     MAX_EPOCH,
     MAX_WRITE_TASKS,
     AbortTransaction,
@@ -30,6 +31,7 @@ from rayqueue.protocol.transactions import (
     EndTransaction,
     EndWrite,
     FinishTransactions,
+    ForgetTransactionalId,
     InitTransactions,
     JoinWrite,
     ListTransactions,
@@ -187,6 +189,40 @@ def test_unused_ids_are_forgotten_and_their_transactions_are_aborted(log: Cluste
     for number in range(EXPIRED_AT_ONCE + 1):
         init(log, name=f"n{number}")
     assert len(log.apply(commands.ExpireTransactionalIds(2 * late_ms, 1))) == EXPIRED_AT_ONCE
+
+
+def test_who_is_the_last_of_a_run_gives_its_id_back(log: ClusterLog) -> None:
+    def forget(attempt: str, name: str = "billing") -> Any:
+        return log.apply(commands.ForgetTransactionalId(name, attempt, NOW_MS))
+
+    first = init(log)
+    second = end(log, first)
+    assert not forget("a"), "a commit is still to be told"
+    log.apply(commands.FinishTransactions((key(first),)))
+    assert not forget("b"), "it is another one's"
+    assert not forget("a", "never")
+    assert forget("a")
+    assert not forget("a"), "a repetition"
+    log.restart()
+    assert log.machine.transactions.ids == {}
+    assert (fate(log, first), fate(log, second)) == ("aborted", "aborted")
+    assert isinstance(end(log, second), UnknownTransactionError), "what is late counts for nothing"
+    assert init(log, "c").producer_id > first.producer_id
+
+
+def test_an_id_makes_room_unless_something_is_to_be_done_of_it(log: ClusterLog) -> None:
+    first = init(log)
+    end(log, first)
+    (task,) = (log.apply(commands.JoinWrite("w/1", "w", 1, 1_000, "", NOW_MS, evict="billing")),)
+    assert sorted(log.machine.transactions.ids) == ["billing", f"task.{task.producer_id}"], "its commit is to be told"
+    log.apply(commands.FinishTransactions((key(first),)))
+    init(log, name="other", evict=f"task.{task.producer_id}")
+    assert fate(log, task) == "open", "a task's is not evicted"
+    init(log, "b", name="other", evict="billing")
+    assert "billing" in log.machine.transactions.ids, "nobody came in addition"
+    init(log, name="third", evict="billing")
+    log.restart()
+    assert sorted(log.machine.transactions.ids) == ["other", f"task.{task.producer_id}", "third"]
 
 
 def test_a_checkpoint_has_all_of_it(log: ClusterLog) -> None:
@@ -459,6 +495,29 @@ def test_ids_that_could_be_lent_leave_room_for_producers() -> None:
     assert isinstance(asked(service, JoinWrite(timeout_ms=1, write="x", writer="x", batch_id=1)), RayQueueError)
     service.log.restart()
     assert sorted(service.log.machine.transactions.ids) == ["n0", "n1", "n2"]
+
+
+def test_the_longest_unused_id_makes_room() -> None:
+    service = Service(wall_ms=NOW_MS, max_transactional_ids=3)
+    for number in range(3):
+        asked(service, init_call(name=f"n{number}"))
+        service.wall_ms += 1_000
+    known = service.log.machine.transactions
+    refused = asked(service, init_call(name="more"))
+    assert isinstance(refused, TooManyTransactionsError)
+    assert refused.details["bound"] == IDS_BOUND
+    service.wall_ms += 900_000 - 2_500
+    first = known.ids["n0"]
+    resolve(service, Transaction(*first.key), 500)  # it is open
+    assert isinstance(asked(service, init_call(name="more")), TooManyTransactionsError)
+    service.wall_ms += 1_000
+    asked(service, init_call(name="more"))
+    assert sorted(known.ids) == ["more", "n0", "n2"]
+    service.wall_ms += 1_000
+    asked(service, JoinWrite(timeout_ms=1_000, write="w/1", writer="w", batch_id=1))
+    assert sorted(known.ids.keys() & {"more", "n0", "n2"}) == ["more", "n0"]
+    assert asked(service, ForgetTransactionalId(transactional_id="more", attempt="a")) is True
+    asked(service, init_call(name="again"))
 
 
 def test_more_tasks_than_a_partition_takes_are_told_so_at_once() -> None:

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from rayqueue.cluster.commands import ChangeGroup, ExpireGroups, GroupsForgotten, Leave, encode_command
-from rayqueue.cluster.coordinator import EXPIRE_EVERY_S, Coordinator
+from rayqueue.cluster.coordinator import EXPIRE_EVERY_S
 from rayqueue.cluster.tables import META
 from rayqueue.errors import InvalidInputError, StaleGenerationError, UnknownFormatError
 from rayqueue.partition import (
@@ -23,7 +23,7 @@ from rayqueue.partition.commands import decode
 from rayqueue.partition.groups import Group as Position
 from rayqueue.partition.tables import GROUPS
 from rayqueue.protocol.calls import Assignment, DescribeGroup, LeaveGroup, ListGroups
-from tests.unit.cluster.cluster_state import SEALS, ClusterLog, Service
+from tests.unit.cluster.cluster_state import ClusterLog, Service
 from tests.unit.partition.partition_log import Log, batch
 
 DAY_MS = 24 * 3_600_000
@@ -34,13 +34,7 @@ class Timed(Service):
     """A leading coordinator that is told the time of day."""
 
     def __init__(self, log: ClusterLog | None = None, *, now_ms: int = 1_000 * DAY_MS, **settings: Any) -> None:
-        self.wall_ms = now_ms
-        super().__init__(log, **settings)
-        self.coordinator.unlead()
-        self.coordinator = Coordinator(
-            self.log.machine, self.settings, SEALS, self._propose, self._confirm, lambda: self.wall_ms
-        )
-        self.coordinator.lead(self.now, replica_id="c1", term=1)
+        super().__init__(log, wall_ms=now_ms, **settings)
 
     def leave(self, member: str, group: str = "g") -> None:
         self.ask(LeaveGroup(group=group, member=member))

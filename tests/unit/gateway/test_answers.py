@@ -9,6 +9,7 @@ import grpc
 import httpx
 import pytest
 
+from rayqueue.gateway import sessions
 from rayqueue.gateway.rpc.v1 import admin_pb2, queues_pb2
 from rayqueue.gateway.rpc.v1 import records_pb2 as pb
 from rayqueue.gateway.rpc.v1.queues_pb2_grpc import QueueServiceStub
@@ -16,7 +17,7 @@ from rayqueue.gateway.rpc.v1.records_pb2_grpc import RecordServiceStub
 from rayqueue.gateway.server import Gateway
 from rayqueue.records.room import Room
 from rayqueue.testing import memory
-from tests.unit.gateway.test_rpc import Sent, stub_of
+from tests.unit.gateway.test_rpc import Sent, refused, stub_of
 
 COUNT = 900
 BYTES = 6000
@@ -133,6 +134,29 @@ def test_jobs_too(rq: memory.MemoryQueue, gateway: Gateway) -> None:
             jobs.RejectJobs(queues_pb2.RejectJobsRequest(leases=leases, reason="x", **name))
         dead = jobs.ListDeadJobs(queues_pb2.ListDeadJobsRequest(max_jobs=1000, **name))
         assert 0 < dead.ByteSize() < MOST_BYTES * 3 // 4
+
+
+@pytest.mark.slow
+def test_what_is_not_acknowledged_has_an_end_in_bytes(records: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is kept, for an answer that is lost. A stream waits then, and goes on."""
+    monkeypatch.setattr(sessions, "MAX_UNACKED_BYTES", 1_000_000)
+    first = records.Poll(pb.PollRequest(group="g", topics=["orders"], max_records=200, wait_ms=5000))
+    of: dict[str, Any] = {"session": first.session, "max_records": 200, "wait_ms": 5000, "cursor": first.cursor}
+    assert len(first.records) == 200 or records.Poll(pb.PollRequest(**of)).records
+    told = refused(records.Poll, pb.PollRequest(**of))
+    assert told == (grpc.StatusCode.RESOURCE_EXHAUSTED, "queue_full")
+    records.Ack(pb.AckRequest(session=first.session, through=first.cursor))
+    records.CloseSession(pb.CloseSessionRequest(session=first.session))
+    sent = Sent()
+    sent.put(join=pb.Join(group="h", topics=["orders"], credit=10_000))
+    got = 0
+    for answer in records.Subscribe(iter(sent)):
+        got += len(answer.records.records)
+        if answer.records.records:
+            sent.put(ack=pb.AckRecords(through=answer.records.cursor))
+        if got == COUNT:
+            break
+    sent.end()
 
 
 def test_a_consumer_takes_no_more_bytes_than_it_is_told(rq: memory.MemoryQueue) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import json
 import socket
@@ -14,13 +15,19 @@ import httpx
 import pytest
 import schemathesis
 from hypothesis import HealthCheck, settings
+from uvicorn import Config
+from uvicorn.server import ServerState
 
+from rayqueue.config import GatewaySettings
+from rayqueue.gateway.limits import Slots
+from rayqueue.gateway.rest.connections import protocol_of
 from rayqueue.gateway.rest.openapi import document
 from rayqueue.gateway.server import Gateway
 from rayqueue.gateway.values import depth_of
-from rayqueue.testing import memory
+from rayqueue.testing import memory, wait_for
 
 PUBLISH = "/v1/topics/orders/records"
+CHUNKED = b"POST " + PUBLISH.encode() + b" HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
 
 
 @pytest.fixture
@@ -172,6 +179,130 @@ def test_who_asks_too_much_is_told_when_to_come_again(start: Callable[..., Gatew
     assert refused
     assert refused[0].headers["retry-after"] == "1"
     assert refused[0].json()["code"] == "rate_limited"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "begun",
+    [
+        b"GET /healthz HTTP/1.1\r\nHost: x\r\nX-Big: ",
+        b"GET /healthz?",
+        b"\r\n",
+        b"POST "
+        + PUBLISH.encode()
+        + b" HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n1\r\n{\r\n0\r\nX-Big: ",
+        CHUNKED + b"1;a=",
+    ],
+    ids=["header", "path", "nothing", "trailer", "chunk"],
+)
+def test_a_head_has_an_end(rq: memory.MemoryQueue, start: Callable[..., Gateway], begun: bytes) -> None:
+    """Whoever sends it shows no key before."""
+    gateway = start()
+    more = b"\r\n" * 5000 if begun == b"\r\n" else b"a" * 10_000
+    with send(gateway, begun) as made:
+
+        def flood() -> None:
+            for _ in range(20_000_000 // len(more)):
+                made.sendall(more)
+
+        with pytest.raises(ConnectionError):
+            flood()
+    assert httpx.get(f"http://127.0.0.1:{gateway.rest_port}/healthz").status_code == 200
+
+
+def test_a_large_head_and_small_chunks_are_no_attack(small: Gateway) -> None:
+    url = f"http://127.0.0.1:{small.rest_port}"
+    with httpx.Client(base_url=url) as rest:
+        for _ in range(5):
+            assert rest.get("/healthz", headers={"X-Big": "a" * 40_000}).status_code == 200
+    body = b'{"records":[{"text":"' + b"x" * 20_000 + b'"}]}'
+    chunks = b"".join(b"1\r\n%c\r\n" % each for each in body) + b"0\r\n\r\n"
+    with send(small, CHUNKED + chunks) as made:
+        assert made.recv(100).startswith(b"HTTP/1.1 200 ")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("closing", [False, True])
+def test_who_does_not_take_his_answer_is_hung_up_on(
+    rq: memory.MemoryQueue, start: Callable[..., Gateway], closing: bool
+) -> None:
+    rq.create_topic("orders")
+    with rq.producer() as producer:
+        producer.send_many("orders", [bytes(10_000)] * 1000)
+        producer.flush()
+    gateway = start(slow_timeout_ms=500, idle_timeout_ms=1500, max_answer_bytes=10_000_000)
+    head = b"GET /v1/topics/orders/records?max=1000 HTTP/1.1\r\nHost: x\r\n"
+    with socket.socket() as made:
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        made.connect(("127.0.0.1", gateway.rest_port))
+        made.sendall(head + (b"Connection: close\r\n\r\n" if closing else b"\r\n"))
+        made.recv(10)
+        wait_for(lambda: not gateway.limits.connections._held, "it to be hung up on", 5)
+    with send(gateway, head + b"\r\n") as made:  # slowly, but he does
+        made.settimeout(5)
+        taken = 0
+        while taken < 2_000_000:
+            taken += len(made.recv(100_000))
+            time.sleep(0.05)
+
+
+class Taken:
+    """A transport, as far as a connection looks at what its caller has not taken."""
+
+    def __init__(self) -> None:
+        self.size_bytes = 0
+        self.aborted = False
+
+    def get_extra_info(self, _: str) -> None:
+        return None
+
+    def get_write_buffer_size(self) -> int:
+        return self.size_bytes
+
+    def is_closing(self) -> bool:
+        return self.aborted
+
+    def abort(self) -> None:
+        self.aborted = True
+
+
+@pytest.mark.slow
+def test_who_takes_his_answers_may_have_the_next_one_on_its_way() -> None:
+    async def run() -> None:
+        settings = GatewaySettings(slow_timeout_ms=100)
+        config = Config(lambda: None)
+        make: Any = protocol_of(settings, Slots("connections", 9))
+        connection = make(config=config, server_state=ServerState(), app_state={}, _loop=asyncio.get_running_loop())
+        transport = Taken()
+        connection.connection_made(transport)
+        connection._arrived()  # the request is there
+        for _ in range(30):
+            transport.size_bytes += 1  # the one before is taken, and this one is larger
+            connection.on_response_complete()
+            await asyncio.sleep(0.02)
+            assert not transport.aborted
+        connection.pause_writing()
+        for _ in range(30):
+            transport.size_bytes += 1  # a stream that is full again and again
+            connection.resume_writing()
+            connection.pause_writing()
+            await asyncio.sleep(0.02)
+            assert not transport.aborted
+        await asyncio.sleep(0.3)
+        assert transport.aborted
+        connection.connection_lost(OSError())
+
+    asyncio.run(run())
+
+
+def test_pages_and_what_is_not_there_count_as_requests(start: Callable[..., Gateway]) -> None:
+    gateway = start(requests_per_s=20)
+    with httpx.Client(base_url=f"http://127.0.0.1:{gateway.rest_port}") as rest:
+        for path in ("/openapi.json", "/nothing", "/console/", "/docs"):
+            answers = [rest.get(path) for _ in range(60)]
+            refused = [each for each in answers if each.status_code == 429]
+            assert len(refused) > 20
+            assert refused[0].json()["code"] == "rate_limited"
 
 
 SCHEMA = schemathesis.openapi.from_dict(document())

@@ -51,6 +51,23 @@ def test_many_addresses_do_not_fill_the_memory(monkeypatch: pytest.MonkeyPatch) 
     assert len(buckets._known) == 10
 
 
+def test_a_debt_is_not_forgotten_for_those_who_come_after(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "_MAX_KNOWN", 10)
+    clock = Clock()
+    buckets = Buckets("bytes", 10, clock)
+    buckets.take("debtor", 10_000)
+    for number in range(1000):
+        buckets.take(str(number))
+    assert len(buckets._known) == 10
+    with pytest.raises(RateLimitedError):
+        buckets.take("debtor")
+    for number in range(1000):  # all of them are: the memory has an end nevertheless
+        buckets.take(f"{number} too", 10_000)
+    assert len(buckets._known) == 10
+    clock.now_s += 10_000
+    buckets.take("debtor")
+
+
 def test_slots_are_given_back() -> None:
     slots = Slots("streams", 2)
     with slots.held("a"), slots.held("a"):

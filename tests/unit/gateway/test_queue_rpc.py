@@ -227,3 +227,12 @@ def test_a_result_is_waited_for_over_either_protocol(jobs: Any, gateway: Gateway
         assert told == (grpc.StatusCode.NOT_FOUND, "unknown_job"), missing
         assert httpx.get(f"{url}/jobs/{missing}/result", timeout=30).status_code == 404
     assert httpx.get(f"{url}/jobs/{plain.job_id}/result?wait_ms=999999999", timeout=30).status_code == 400
+
+
+def test_an_idempotency_key_may_be_as_long_as_for_records(jobs: Any) -> None:
+    for length, told in ((200, None), (201, (grpc.StatusCode.INVALID_ARGUMENT, "invalid_input"))):
+        request = pb.PutJobsRequest(jobs=[pb.NewJob(value=b"x")], idempotency_key="k" * length, **_NAME)
+        if told is None:
+            assert jobs.PutJobs(request).jobs
+        else:
+            assert refused(jobs.PutJobs, request) == told

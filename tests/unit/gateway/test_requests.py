@@ -241,3 +241,14 @@ def test_what_failed_is_done_again_only_if_nothing_was_written() -> None:
 
     with memory.connect() as rq:
         asyncio.run(run(rq))
+
+
+def test_a_key_has_as_many_characters_as_is_said_whatever_it_is_for() -> None:
+    for kind in ("", "grpc:", "put:", "grpc-put:"):
+        request_id("caller", "topic", 1, "k" * 200, kind)
+        with pytest.raises(InvalidInputError):
+            request_id("caller", "topic", 1, "k" * 201, kind)
+        with pytest.raises(InvalidInputError):
+            request_id("caller", "topic", 1, "", kind)
+    before = request_id("caller", "topic", 1, "put:k")
+    assert request_id("caller", "topic", 1, "k", "put:") == before, "as gateways of the release before know it"

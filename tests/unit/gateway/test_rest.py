@@ -11,6 +11,7 @@ import httpx
 import msgspec
 import pytest
 
+from rayqueue.client.consumer.commits import Commits
 from rayqueue.client.consumer.consumer import Consumer
 from rayqueue.errors import LeadershipLostError, OutcomeUnknownError, QueueFullError
 from rayqueue.gateway.numbered import NumberedWrite
@@ -276,6 +277,41 @@ def test_a_tracked_consumer_gets_each_record_once_also_from_two_gateways(
         wait_for(everything, "all records", 30)
         assert not everything() or len(found) == 60
     assert sorted(found) == sorted(f"v{number}" for number in range(60))
+
+
+def taken(rest: httpx.Client, **params: Any) -> list[str]:
+    answer = rest.get("/v1/topics/orders/consumers/w/records", params={"wait_ms": 2000, **params})
+    assert answer.status_code == 200, answer.text
+    return [each["text"] for each in answer.json()["records"]]
+
+
+def test_what_comes_for_a_tracked_consumer_that_hung_up_is_the_next_requests(rest: httpx.Client) -> None:
+    make(rest)
+    assert taken(rest, wait_ms=0) == []
+    with pytest.raises(httpx.ReadTimeout):
+        rest.get("/v1/topics/orders/consumers/w/records", params={"wait_ms": 20_000}, timeout=0.5)
+    put(rest, {"text": "a"}, {"text": "b"})
+    assert taken(rest) == ["a", "b"]
+    assert taken(rest, wait_ms=10) == []
+
+
+@pytest.mark.slow
+def test_a_commit_that_fails_passes_nothing_over(
+    rest: httpx.Client, rq: memory.MemoryQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make(rest)
+    put(rest, {"text": "a"}, {"text": "b"}, {"text": "c"})
+    with monkeypatch.context() as broken:
+
+        async def fails(*_: Any, **__: Any) -> Any:
+            raise OutcomeUnknownError("the leader has just gone")
+
+        broken.setattr(Commits, "commit", fails)
+        answer = rest.get("/v1/topics/orders/consumers/w/records", params={"wait_ms": 5000})
+        problem(answer, 504, "outcome_unknown")
+    assert taken(rest, max=2) == ["a", "b"]
+    assert taken(rest) == ["c"]
+    assert rq.group("w").lag == 0
 
 
 def test_groups_are_listed_reset_and_deleted(rest: httpx.Client) -> None:

@@ -19,6 +19,7 @@ import httpx
 import pytest
 from google.rpc import error_details_pb2
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 from grpc_status import rpc_status
 
@@ -36,6 +37,7 @@ from rayqueue.gateway.server import Gateway
 from rayqueue.gateway.sessions import Session
 from rayqueue.testing import memory, wait_for
 
+STREAMS = [method for service in SERVICES for method in service.methods if method.server_streaming]
 ROOT = Path(__file__).resolve().parents[3]
 
 
@@ -178,6 +180,48 @@ def test_a_stream_of_batches_is_answered_batch_by_batch(records: Any, admin: Any
     assert rq.topic("orders").records == 49
 
 
+@pytest.mark.slow
+def test_a_stream_of_too_much_is_slowed_down_and_not_ended(
+    rq: memory.MemoryQueue, start: Callable[..., Gateway]
+) -> None:
+    rq.create_topic("orders")
+    for limit in ({"requests_per_s": 20}, {"bytes_per_s": 20_000}):
+        gateway = start(**limit)
+        with grpc.insecure_channel(f"127.0.0.1:{gateway.grpc_port}") as channel:
+            batches = [pb.ProduceRequest(number=each, topic="orders", records=new(bytes(1000))) for each in range(50)]
+            began_s = time.monotonic()
+            answers = list(stub_of(RecordServiceStub, channel).Produce(iter(batches)))
+        assert sorted(each.number for each in answers) == list(range(50))
+        assert not any(each.problem.code for each in answers)
+        assert time.monotonic() - began_s > 1.0
+    assert rq.topic("orders").records == 100
+
+
+def test_a_text_that_repeats_what_was_sent_has_an_end(records: Any, admin: Any) -> None:
+    """A status is a header, and clients take 8 KiB of those."""
+    for letter in ("a", "ü", "\n", "€"):
+        name = letter * 20_000
+        told = refused(admin.CreateTopic, admin_pb2.CreateTopicRequest(name=name))
+        assert told == (grpc.StatusCode.INVALID_ARGUMENT, "invalid_input")
+        fetching = records.Fetch(pb.FetchRequest(topic=name))
+        assert refused(lambda stream=fetching: next(stream))[1] == "invalid_input"
+
+
+@pytest.mark.slow
+def test_a_caller_who_leaves_while_he_is_written_to_is_no_failure(
+    gateway: Gateway, rq: memory.MemoryQueue, caplog: pytest.LogCaptureFixture
+) -> None:
+    rq.create_topic("orders")
+    with rq.producer() as producer:
+        producer.send_many("orders", [bytes(6000)] * 2000)
+        producer.flush()
+    for _ in range(15):
+        with grpc.insecure_channel(f"127.0.0.1:{gateway.grpc_port}") as channel:
+            next(stub_of(RecordServiceStub, channel).Fetch(pb.FetchRequest(topic="orders")))
+    wait_for(lambda: not gateway.limits.streams._held, "all to be gone")
+    assert "has failed" not in caplog.text
+
+
 def test_fetch_reads_from_a_place_on_and_goes_on(records: Any, admin: Any) -> None:
     admin.CreateTopic(admin_pb2.CreateTopicRequest(name="orders"))
     records.Append(pb.AppendRequest(topic="orders", records=new(b"0", b"1", b"2")))
@@ -293,7 +337,7 @@ def test_a_deadline_and_a_cancellation_end_a_call(records: Any, admin: Any, gate
     with pytest.raises(grpc.RpcError) as told:
         list(stream)
     assert told.value.code() == grpc.StatusCode.CANCELLED
-    wait_for(lambda: gateway.limits.streams._held.get("open 127.0.0.1", 0) == 0, "the stream's place to be free")
+    wait_for(lambda: not gateway.limits.streams._held, "the stream's place to be free")
 
 
 def test_admin_says_what_rest_says(admin: Any, records: Any) -> None:
@@ -327,6 +371,56 @@ def test_health_and_reflection(channel: grpc.Channel) -> None:
         assert told.status == health_pb2.HealthCheckResponse.SERVING
     names = ProtoReflectionDescriptorDatabase(channel).get_services()
     assert {each.full_name for each in SERVICES} <= set(names)
+
+
+@pytest.mark.slow
+def test_each_stream_takes_one_place_and_a_session_one(rq: memory.MemoryQueue, start: Callable[..., Gateway]) -> None:
+    rq.create_topic("orders")
+    rq.create_topic("emails", queue=True)
+    token, key = KeyStore(rq).create("all", ["*:*:*"])
+    gateway = start(max_streams_per_caller=4)
+    metadata = [("authorization", f"Bearer {token.text}")]
+    sent, produced, worked = Sent(), Sent(), Sent()
+    sent.put(join=pb.Join(group="h", topics=["orders"], credit=3))
+    worked._waiting.put(queues_pb2.StreamJobsRequest(open=queues_pb2.OpenJobs(queue="emails", credit=1)))
+    with grpc.insecure_channel(f"127.0.0.1:{gateway.grpc_port}") as channel:
+        records, jobs = stub_of(RecordServiceStub, channel), stub_of(QueueServiceStub, channel)
+        streams = [
+            records.Fetch(pb.FetchRequest(topic="orders"), metadata=metadata),
+            records.Subscribe(iter(sent), metadata=metadata),
+            records.Produce(iter(produced), metadata=metadata),
+            jobs.StreamJobs(iter(worked), metadata=metadata),
+        ]
+        assert {each.name for each in STREAMS} == {"Fetch", "Subscribe", "Produce", "StreamJobs"}
+        wait_for(lambda: gateway.limits.streams._held == {key.key_id: 4}, "a place for each")
+        assert not any(each.done() for each in streams)
+        again = records.Fetch(pb.FetchRequest(topic="orders"), metadata=metadata)
+        assert refused(lambda: next(again)) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "rate_limited")
+        for each in streams:
+            each.cancel()
+        wait_for(lambda: not gateway.limits.streams._held, "all to be free")
+    for each in (sent, produced, worked):
+        each.end()
+
+
+@pytest.mark.slow
+def test_streams_that_need_no_key_are_counted_and_end_when_nothing_is_said(start: Callable[..., Gateway]) -> None:
+    gateway = start(idle_timeout_ms=1500, slow_timeout_ms=1500, max_streams_per_caller=3)
+    asked: queue.Queue[Any] = queue.Queue()
+    with grpc.insecure_channel(f"127.0.0.1:{gateway.grpc_port}") as channel:
+        health: Any = health_pb2_grpc.HealthStub(channel)
+        reflection: Any = reflection_pb2_grpc.ServerReflectionStub(channel)
+        watches = [health.Watch(health_pb2.HealthCheckRequest()) for _ in range(2)]
+        asked.put(reflection_pb2.ServerReflectionRequest(list_services=""))
+        told = reflection.ServerReflectionInfo(iter(asked.get, None))
+        assert next(told).list_services_response.service
+        assert all(next(each).status == health_pb2.HealthCheckResponse.SERVING for each in watches)
+        more = health.Watch(health_pb2.HealthCheckRequest())
+        assert refused(lambda: next(more)) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "rate_limited")
+        for each in (*watches, told):
+            assert refused(lambda stream=each: next(stream)) == (grpc.StatusCode.FAILED_PRECONDITION, "session_gone")
+        assert not gateway.limits.streams._held
+    asked.put(None)
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""What is remembered of starts without a clean end, and what the operating system's errors become."""
+"""Starts without a clean end are remembered; the operating system's errors have a type."""
 
 from __future__ import annotations
 

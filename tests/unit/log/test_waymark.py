@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import shutil
+import stat
 from pathlib import Path
 
 import pytest
 
+from rayqueue.errors import DiskFullError, StorageError
 from rayqueue.ids import GroupId, Index, ReplicaId, Term
 from rayqueue.log.lmdb_store import LmdbStore
 from rayqueue.log.store import Entry
@@ -29,6 +33,32 @@ def test_it_is_read_as_it_was_written_and_a_shorter_one_leaves_nothing_of_a_long
         write_waymark(directory, mark)
         assert read_waymark(directory) == mark
     assert waymark_path(directory).stat().st_mode & 0o777 == 0o600
+
+
+def test_one_that_must_be_durable_is_on_disk_or_said_not_to_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[bool] = []
+    sync = os.fsync
+
+    def note(descriptor: int) -> None:
+        synced.append(stat.S_ISDIR(os.fstat(descriptor).st_mode))
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", note)
+    write_waymark(tmp_path / "r1", Waymark(1, 2, 3))
+    assert synced == []
+    write_waymark(tmp_path / "r1", Waymark(4, 5, 6), durable=True)
+    assert synced == [False, True], "what is in it, and that it is there"
+    assert read_waymark(tmp_path / "r1") == Waymark(4, 5, 6)
+    write_waymark(tmp_path / "gone" / "r1", Waymark(1, 2, 3))
+    with pytest.raises(StorageError, match="cannot be written"):
+        write_waymark(tmp_path / "gone" / "r1", Waymark(1, 2, 3), durable=True)
+
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, "no space")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(DiskFullError):
+        write_waymark(tmp_path / "r1", Waymark(7, 8, 9), durable=True)
 
 
 @pytest.mark.parametrize("content", [b"", b"1 2", b"\xff" * 70, b"1 2 3 4", b"9" * 10_000, b"-1 -1 -1 0"])

@@ -82,6 +82,8 @@ class Routes:
         assert (place, topic_id) == (P0, 1)
         return self
 
+    trouble = ""
+
     async def leader(self) -> Replica:
         return self.leads
 

@@ -12,7 +12,7 @@ import pytest
 from rayqueue.errors import InvalidInputError, TopicKindError, UnknownFormatError
 from rayqueue.partition import PartitionSettings, configure_command, pass_time_command
 from rayqueue.partition.commands import decode
-from rayqueue.partition.jobs import frontier, moving
+from rayqueue.partition.jobs import facts, frontier, moving
 from rayqueue.partition.jobs.commands import (
     Request,
     Settle,
@@ -93,6 +93,73 @@ def test_back_off_doubles_up_to_its_bound_and_is_the_same_on_every_replica() -> 
         assert 0.75 * plain_ms <= delay_ms <= 1.25 * plain_ms
     assert len(set(delays[4:])) > 1  # they do not come back all at once
     assert log.twin_from_checkpoint(log.checkpoint()).partition.checkpoint() == log.partition.checkpoint()
+
+
+def _finish(log: Log, job_id: int, now_ms: int, token: int, value: bytes = b"r" * 60_000) -> None:
+    told = Settle("w", "ack", token, ((job_id, 1),), -1, 0, "", "", value)
+    log.apply(settle_command(now_ms, [told]))
+
+
+def _kept(log: Log, count: int) -> list[int]:
+    jobs = log.partition.jobs
+    assert jobs is not None
+    return [job_id for job_id in range(count) if jobs.results.get(job_id) is not None]
+
+
+@pytest.mark.parametrize(("most_bytes", "kept"), [(1_048_576, range(7, 24)), (None, range(24))])
+def test_results_beyond_their_bound_go_by_their_end(most_bytes: int | None, kept: range) -> None:
+    log = queue(max_results_bytes=most_bytes, result_ttl_ms=50_000, max_deliveries=None)
+    put(log, 24, want_result=True)
+    grant = lease(log, 1, 24)
+    assert grant is not None
+    order = [*range(1, 8), 0, *range(8, 24)]  # the oldest job is done later than some others
+    for at, job_id in enumerate(order):
+        _finish(log, job_id, 2_000 + at, grant.token)
+    expected = sorted(order[-17:]) if most_bytes else list(kept)
+    assert _kept(log, 24) == expected
+    jobs = log.partition.jobs
+    assert jobs is not None
+    assert jobs.results.evicted == 24 - len(expected)
+    twin = log.twin_from_checkpoint(log.checkpoint())
+    put(log, 1, want_result=True)
+    more = lease(log, 2, 1, now_ms=3_000)
+    assert more is not None
+    _finish(log, ids(more)[0], 3_000, more.token)
+    twin.catch_up()
+    assert _kept(twin, 30) == _kept(log, 30)
+    assert twin.partition.checkpoint() == log.partition.checkpoint()
+    log.apply(pass_time_command(100_000))
+    assert _kept(log, 30) == []
+    assert jobs.counts.result_bytes == 0
+
+
+def test_without_a_setting_results_go_as_in_releases_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(facts, "MAX_RESULTS_BYTES", 200_000)
+    log = queue()
+    put(log, 4, want_result=True)
+    grant = lease(log, 1, 4)
+    assert grant is not None
+    for job_id in (1, 2, 0, 3):
+        _finish(log, job_id, 2_000, grant.token)
+    assert _kept(log, 4) == [1, 2, 3]
+
+
+def test_results_that_a_release_before_has_kept_go_by_their_end_too() -> None:
+    log = queue(max_results_bytes=1_048_576)
+    put(log, 19, want_result=True)
+    grant = lease(log, 1, 19)
+    assert grant is not None
+    for at, job_id in enumerate((3, 2, 1, 0, *range(4, 17))):
+        _finish(log, job_id, 2_000 + at, grant.token)
+    jobs = log.partition.jobs
+    assert jobs is not None
+    for key, _ in list(log.store.scan(JOB_INDEX, b"E", b"F")):  # it had no such order
+        log.store.delete(JOB_INDEX, key)
+    jobs.results._ends._from = b"E"
+    jobs.results.load()
+    for job_id in (17, 18):
+        _finish(log, job_id, 3_000, grant.token)
+    assert set(range(19)) - set(_kept(log, 19)) == {3, 2}
 
 
 def test_what_is_due_at_once_is_dealt_with_a_bounded_part_at_a_time() -> None:

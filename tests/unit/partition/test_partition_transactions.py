@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any
+from unittest import mock
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -21,7 +22,17 @@ from rayqueue.errors import (
     UnknownFormatError,
 )
 from rayqueue.ids import Offset
-from rayqueue.partition import Admission, Ended, PartitionSettings, Staged, commit_command, read_committed, trim_command
+from rayqueue.partition import (
+    Admission,
+    CommittedRead,
+    Ended,
+    PartitionSettings,
+    Staged,
+    commit_command,
+    read_committed,
+    reader,
+    trim_command,
+)
 from rayqueue.partition.commands import decode, pass_time_command
 from rayqueue.partition.jobs.commands import Request, change_command, end_workers_command, lease_command
 from rayqueue.partition.transactions.commands import (
@@ -408,10 +419,15 @@ steps = st.lists(
 
 
 @settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(steps, st.sampled_from([1, 2]), st.sampled_from([1, 400, 1 << 20]))
+@given(steps, st.sampled_from([1, 2]), st.sampled_from([1, 400, 1 << 20]), st.sampled_from([1, 2, 4_000]))
 def test_readers_of_disk_and_tail_see_what_the_model_says(
-    wanted: list[tuple[str, int, int, int]], lanes: int, max_bytes: int
+    wanted: list[tuple[str, int, int, int]], lanes: int, max_bytes: int, runs: int
 ) -> None:
+    with mock.patch.object(reader, "MAX_ABORTED_RUNS", runs):
+        _check_against_the_model(wanted, lanes, max_bytes)
+
+
+def _check_against_the_model(wanted: list[tuple[str, int, int, int]], lanes: int, max_bytes: int) -> None:
     log, model = Log(PartitionSettings(lanes=lanes)), Model()
     tail = Tail.opened(log.partition, 1_000)
     log.partition.watch(tail)
@@ -466,6 +482,29 @@ def walked(log: Log, tail: Tail | None, lane: int, max_bytes: int) -> list[int]:
             return got
         at = then
     raise AssertionError("no end")
+
+
+@pytest.mark.parametrize("lanes", [1, 2])
+def test_one_read_jumps_over_so_many_aborted_runs_and_says_where_it_stopped(
+    monkeypatch: pytest.MonkeyPatch, lanes: int
+) -> None:
+    monkeypatch.setattr(reader, "MAX_ABORTED_RUNS", 10)
+    log = Log(PartitionSettings(lanes=lanes))
+    for epoch in range(35):
+        sent(log, 7, epoch, 2)
+        abort(log, 7, epoch)
+    if lanes == 2:
+        log.apply(batch(lane=1))
+    log.apply(batch())
+    end = log.partition.next_offset
+    reads: list[CommittedRead] = []
+    cursors = [Cursor(lane, 0) for lane in range(lanes)]
+    while not reads or reads[-1].is_cut:
+        with log.snapshot() as snapshot:
+            reads.append(read_committed(snapshot, cursors, 1 << 20))
+        cursors = sorted(reads[-1].cursors)
+    assert [len(each.found) for each in reads] == [lanes - 1, 0, 0, 1], "a higher lane goes first"
+    assert [each.cursors[-1].offset for each in reads] == [22, 44, 66, end]
 
 
 def test_offsets_are_dense_for_whoever_reads_all() -> None:

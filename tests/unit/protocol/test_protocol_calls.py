@@ -33,7 +33,7 @@ from rayqueue.protocol.calls import (
 from rayqueue.protocol.failures import decode_failure, encode_failure
 from rayqueue.protocol.jobs import Settlement
 from rayqueue.protocol.topics import TopicSettings
-from rayqueue.protocol.transactions import InitTransactions, OpenFor, Transaction
+from rayqueue.protocol.transactions import ForgetTransactionalId, InitTransactions, OpenFor, Transaction
 from rayqueue.protocol.versions import Versions
 
 # A busy machine is no finding.
@@ -95,7 +95,7 @@ def made(cls: type[Call]) -> Call:
         "writer": "spark.q",
         "batch_id": 7,
     }
-    if cls is InitTransactions:
+    if cls in (InitTransactions, ForgetTransactionalId):
         some["attempt"] = "drawn"  # a text here, a number for workers
     fields = [field for field in msgspec.structs.fields(cls) if field.required]
     return cls(**{field.name: some[field.name] for field in fields})

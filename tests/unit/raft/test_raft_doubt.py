@@ -7,6 +7,7 @@ from itertools import permutations
 
 import pytest
 
+from rayqueue.errors import DiskFullError, RayQueueError
 from rayqueue.ids import Index, ReplicaId, Term
 from rayqueue.log.memory_store import MemoryDisk
 from rayqueue.log.waymark import Waymark
@@ -16,6 +17,8 @@ from rayqueue.raft.messages import Account, PreVote, RequestVote
 from rayqueue.raft.replica_set import ReplicaSet
 from rayqueue.raft.transport import Received
 from tests.unit.raft.engines import Engines
+
+END = Term(1), Index(3)
 
 
 def _propose(net: Engines, leader: RaftEngine, name: str) -> None:
@@ -119,6 +122,222 @@ def test_the_only_voter_does_not_go_on_below_what_it_remembers_to_have_acknowled
     assert net.leader.doubted is None
 
 
+A, B, C = (ReplicaId(each) for each in "abc")
+
+
+def _copy_of_the_only_voter(net: Engines) -> MemoryDisk:
+    """As of a moment in which nothing was going on: all that it ever acknowledged alone is in it."""
+    _propose(net, net.leader, "alone")
+    net.run(1)
+    store = net.stores[A]
+    store.set_waymark(Waymark(store.last_term, store.last_index, 1))  # as the replica does once a second
+    return deepcopy(store.disk)
+
+
+def _change(net: Engines, members: ReplicaSet) -> None:
+    net.leader.change_replicas(members, members)
+    assert not isinstance(net.answer(members), RayQueueError)
+    net.run(1)
+
+
+def _join(net: Engines, *nodes: ReplicaId) -> None:
+    for node in nodes:
+        net.add(node)
+        _change(net, net.leader.replica_set.with_learner(node))
+        _change(net, net.leader.replica_set.with_voter(node))
+
+
+def _restore_beside(net: Engines, node: ReplicaId, old: MemoryDisk) -> None:
+    old.waymark = net.stores[node].waymark  # no copy takes it along
+    _restore(net, node, old)
+
+
+def test_a_copy_from_before_others_joined_leads_nobody_and_asks_them_once_they_call() -> None:
+    """Found by trying: it led alone beside the leader of the others, and both acknowledged."""
+    net = Engines("a")
+    old = _copy_of_the_only_voter(net)
+    _join(net, B, C)
+    for number in range(20):
+        _propose(net, net.leader, f"acknowledged {number}")
+    total = net.machines[net.leader.replica_id].total
+    net.cut = {A}  # it knows nobody, and the others look for it where it was
+    _restore_beside(net, A, old)
+    net.run(5)
+    copy = net.engines[A]
+    assert not copy.is_leader
+    assert copy.peers == set()
+    assert "before offset 1 (entry 4)" in str(copy.doubted)
+    assert "If others have joined its group since, it waits for them" in str(copy.doubted)
+    net.cut = set()
+    net.run(20, lambda: net.engines[A].doubted is None)
+    assert net.engines[A].doubted is None
+    assert net.stores[A].disk.copied is None
+    _propose(net, net.leader, "more")
+    net.run(1)
+    assert {machine.total for machine in net.machines.values()} == {total + len(b"\x20more")}
+
+
+def test_a_copy_from_before_others_joined_waits_for_each_of_them() -> None:
+    """The mark says how far it had come when they joined, and not what it has promised them since."""
+    net = Engines("a")
+    old = _copy_of_the_only_voter(net)
+    _join(net, B, C)
+    leader = net.leader
+    other, away = (B, C) if leader.replica_id != B else (A, C)
+    if leader.replica_id != A:
+        net.leader.transfer_leadership(A, net.now, "transfer")
+        net.answer("transfer")
+        other, away = B, C
+    net.run(1)
+    net.cut = {away}
+    _propose(net, net.leader, "acknowledged by two")
+    net.run(0.5)
+    net.cut = {other}
+    _restore_beside(net, A, old)
+    net.run(20)
+    assert not any(net.engines[node].is_leader for node in (A, away)), "they would lose what was acknowledged"
+    assert f"before {other} answered" in str(net.engines[A].doubted)
+    assert net.engines[A].peers == {B, C}
+    net.cut = set()
+    net.run(20, lambda: net.engines[A].doubted is None)
+    assert net.engines[A].doubted is None
+
+
+def test_that_others_joined_is_marked_before_it_counts_also_by_a_process_that_follows() -> None:
+    net = Engines("a")
+    _copy_of_the_only_voter(net)
+    net.add(B)
+    _change(net, net.leader.replica_set.with_learner(B))
+    before = net.stores[A].waymark
+
+    def fail() -> None:
+        raise KeyboardInterrupt  # kill -9: the entry is on the disk, the mark is not
+
+    net.stores[A].disk.before_mark = fail
+    net.leader.change_replicas(net.leader.replica_set.with_voter(B), "voter")
+    with pytest.raises(KeyboardInterrupt):
+        net.run(1)
+    joined = net.stores[A].last_index
+    assert net.stores[A].waymark == before
+    assert net.engines[A].commit < joined
+    net.stores[A].disk.before_mark = None
+    net.restart(A)
+    assert net.engines[A].must_mark
+    net.step(A)
+    assert not net.engines[A].must_mark
+    assert net.stores[A].waymark.entry == joined
+    _propose(net, net.leader, "by both")
+
+
+def test_where_it_cannot_be_marked_nobody_joins() -> None:
+    net = Engines("a")
+    _copy_of_the_only_voter(net)
+    net.add(B)
+    _change(net, net.leader.replica_set.with_learner(B))
+    end, mark = net.stores[A].last_index, net.stores[A].waymark
+
+    def fail() -> None:
+        raise DiskFullError("no space")
+
+    net.stores[A].disk.before_mark = fail
+    net.leader.change_replicas(net.leader.replica_set.with_voter(B), "voter")
+    net.step(A)
+    assert net.stores[A].last_index == end, "given up, as what a full disk did not take"
+    assert isinstance(net.answer("voter"), RayQueueError)
+    assert net.stores[A].waymark == mark
+    net.stores[A].disk.before_mark = None
+    net.run(1)
+    _change(net, net.leader.replica_set.with_voter(B))
+    _propose(net, net.leader, "by both")
+    assert net.stores[A].waymark > mark
+
+
+def test_a_group_that_grew_under_a_release_without_marks_is_marked_at_the_next_start() -> None:
+    """Also where the log was trimmed since: then the mark is where it begins."""
+    net = Engines("a")
+    _copy_of_the_only_voter(net)
+    _join(net, B)
+    grown, store = net.stores[A].waymark, net.stores[A]
+    for trimmed in (False, True):
+        if trimmed:
+            _propose(net, net.leader, "to be trimmed")
+            net.run(1)
+            net.machines[A].needed = Index(store.applied + 1)
+            assert not net.engines[A].maintain(0, 100)
+            store.sync()
+            assert store.base_index > grown.entry
+        store.disk.waymark = Waymark()
+        net.restart(A)
+        store = net.stores[A]
+        net.step(A)
+        assert store.waymark[:2] == ((store.base_term, store.base_index) if trimmed else grown[:2])
+    store.disk.waymark = Waymark()
+    net.restart(B)
+    assert not net.engines[B].must_mark, "it never was alone"
+
+
+def _two_and_a_learner() -> tuple[Engines, RaftEngine, MemoryDisk]:
+    """And the follower of the two is away. The disk is the leader's, from before the learner came."""
+    net = Engines("a", "b")
+    leader = net.leader
+    net.run(1)
+    old = deepcopy(net.stores[leader.replica_id].disk)
+    net.add(C)
+    _change(net, leader.replica_set.with_learner(C))
+    net.cut = {A, B} - {leader.replica_id}
+    return net, leader, old
+
+
+def test_who_is_a_learner_as_far_as_anybody_remembers_is_asked_too() -> None:
+    """Found by the simulator: of two that vote one is away while a third becomes a voter. What it then acknowledges,
+    and that it votes, only the leader knows besides; and the leader is restored from an older copy."""
+    net, leader, old = _two_and_a_learner()
+    _change(net, leader.replica_set.with_voter(C))
+    _propose(net, leader, "acknowledged by two")
+    net.run(1)
+    net.cut = {C}
+    _restore(net, leader.replica_id, old)
+    net.run(20)
+    assert not any(net.engines[node].is_leader for node in (A, B)), "they would lose what was acknowledged"
+    assert f"before {C} answered" in str(net.engines[leader.replica_id].doubted)
+    net.cut = set()
+    net.run(20, lambda: net.engines[leader.replica_id].doubted is None)
+    assert net.engines[leader.replica_id].doubted is None
+    total = max(machine.total for machine in net.machines.values())
+    _propose(net, net.leader, "more")
+    net.run(1)
+    assert {machine.total for machine in net.machines.values()} == {total + len(b"\x20more")}
+
+
+def test_a_new_voter_counts_once_it_knows_that_it_is_one() -> None:
+    """Before, it would answer to an older copy of the leader that it only learns."""
+    net, leader, _ = _two_and_a_learner()
+    leader.propose(b"\x20confirmed by a learner", "confirmed")
+    net.run(0.1)
+    confirmed = leader.store.last_index
+    assert leader.match_of(C) == confirmed > leader.commit
+    leader.change_replicas(leader.replica_set.with_voter(C), "voter")
+    for _ in range(3):
+        net.step(leader.replica_id)  # it hears nothing meanwhile
+    assert leader.replica_set.voters == {A, B, C}
+    assert leader.commit < confirmed
+    assert not isinstance(net.answer("voter"), RayQueueError)
+    assert leader.commit > confirmed
+
+
+def test_a_learner_that_has_more_than_all_voters_keeps_nobody_from_leading() -> None:
+    """A copy that voted only for who has as much would vote for nobody who may lead."""
+    net, leader, old = _two_and_a_learner()
+    leader.propose(b"\x20never acknowledged", "open")
+    net.run(0.1)
+    assert leader.match_of(C) == leader.store.last_index > leader.commit
+    net.cut = set()
+    _restore(net, leader.replica_id, old)
+    net.run(30, lambda: net.engines[leader.replica_id].doubted is None)
+    assert net.engines[leader.replica_id].doubted is None
+    _propose(net, net.leader, "more")
+
+
 def test_a_vote_that_may_have_been_forgotten_is_not_given_again() -> None:
     net = Engines("a", "b", "c")
     old = {node: deepcopy(store.disk) for node, store in net.stores.items()}
@@ -174,9 +393,9 @@ def test_who_must_answer_is_said_by_the_newest_membership() -> None:
     assert not doubt.take(ReplicaId("b"), Account(Term(4), 6, Index(9), Term(4), Index(8), newer.members)), "old nonce"
     assert doubt.take(ReplicaId("b"), newer)
     assert doubt.missing(me, own) == {"d"}
-    assert doubt.resolve(me, own) is None
+    assert doubt.resolve(me, own, END) is None
     assert doubt.take(ReplicaId("d"), Account(Term(5), 7, Index(8), Term(4), Index(8), newer.members))
-    assert doubt.resolve(me, own) == 5
+    assert doubt.resolve(me, own, END) == 5
     assert doubt.floor == (4, 9)
 
 
@@ -190,4 +409,4 @@ def test_who_may_vote_by_any_of_the_newest_memberships_must_answer_in_whatever_o
         members = ReplicaSet.of(told[node]).encode()
         assert doubt.take(ReplicaId(node), Account(Term(4), 7, Index(11), Term(4), Index(10), members))
     assert doubt.missing(ReplicaId("a"), own) == set("bcd") - set(order)
-    assert doubt.resolve(ReplicaId("a"), own) is None
+    assert doubt.resolve(ReplicaId("a"), own, END) is None

@@ -7,7 +7,7 @@ import pytest
 from rayqueue.errors import InvalidInputError, MembershipError
 from rayqueue.ids import GroupId, ReplicaId
 from rayqueue.log.waymark import Waymark
-from rayqueue.raft.recovery import replica_set_of, stand_alone, standing, wire_name
+from rayqueue.raft.recovery import begin_anew, replica_set_of, stand_alone, standing, wire_name
 from rayqueue.raft.replica_set import ReplicaSet
 from tests.unit.raft.engines import Engines
 
@@ -97,3 +97,9 @@ def test_a_membership_without_an_epoch_has_the_bytes_of_before() -> None:
     assert ReplicaSet.decode(plain.encode()) == plain
     later = ReplicaSet(frozenset({A}), epoch=3)
     assert ReplicaSet.decode(later.encode()) == later
+
+
+def test_only_a_new_store_begins_anew() -> None:
+    group, survivor = lost_majority()
+    with pytest.raises(MembershipError, match="is not new"):
+        begin_anew(group.stores[survivor], 1, b"state")

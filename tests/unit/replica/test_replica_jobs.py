@@ -39,6 +39,7 @@ from rayqueue.protocol.jobs import (
     Settlement,
     WithdrawRequest,
     encode_options,
+    worker_name,
 )
 from rayqueue.testing import memory, wait_for
 
@@ -242,6 +243,67 @@ def test_a_worker_that_has_connected_again_keeps_its_leases(rq: memory.MemoryQue
     wait_for(lambda: len(same.group._connections) == 2, "the queue to get there")
     assert same.sizes().leased == 2
     assert same.settle("ack", leased.token, 0) == []
+
+
+def _new_leader(worker: Worker) -> None:
+    """Of another process: no worker has a connection with it."""
+    jobs = worker.group._service.jobs  # type: ignore[attr-defined]
+
+    def change(_: Any) -> None:
+        jobs._leads = False
+        for client in list(jobs._workers):
+            jobs.client_gone(client)
+        jobs.lead()
+
+    worker.rq._do(change)
+
+
+@pytest.mark.parametrize("kind", ["extend", "release"])
+def test_a_new_leader_learns_of_a_worker_by_what_it_says(rq: memory.MemoryQueue, kind: Any) -> None:
+    worker, other = make(rq, 2, lease_ms=60_000), Worker(rq, name="w2")
+    leased = worker.get(2)
+    _new_leader(worker)
+    told = Settlement(kind=kind, token=leased.token, jobs=((0, 1),))
+    worker(SettleJobs(worker="w1", settlements=(told,), attached=True))
+    worker.hang_up()
+    wait_for(lambda: other.sizes().leased == 0, "its leases to end with its connection")
+
+
+def test_what_a_gateway_says_ties_no_lease_to_it(rq: memory.MemoryQueue) -> None:
+    worker, other = make(rq, 2, lease_ms=60_000), Worker(rq, name="w2")
+    leased = worker.get(2, detached=True)
+    _new_leader(worker)
+    assert worker.settle("ack", leased.token, 0) == []
+    worker.hang_up()
+    assert other.get(wait_ms=200) == Leased()
+    assert other.sizes().leased == 1
+
+
+def test_what_is_said_on_another_connection_moves_no_worker(rq: memory.MemoryQueue) -> None:
+    worker, same, other = make(rq, 2, lease_ms=60_000), Worker(rq), Worker(rq, name="w2")
+    leased = worker.get(2)
+    told = Settlement(kind="extend", token=leased.token, jobs=((0, 1),))
+    same(SettleJobs(worker="w1", settlements=(told,), attached=True))
+    same.hang_up()
+    assert other.get(wait_ms=200) == Leased()
+    worker.hang_up()
+    wait_for(lambda: other.sizes().leased == 0, "its leases to end with its connection")
+
+
+def test_a_worker_that_was_just_reported_dead_is_not_taken_in_by_what_it_had_sent(rq: memory.MemoryQueue) -> None:
+    worker = make(rq, 2, lease_ms=60_000)
+    worker.name = worker_name("w1", "node1")
+    leased = worker.get(2)
+    told = Settlement(kind="extend", token=leased.token, jobs=((0, 1),))
+    jobs = worker.group._service.jobs  # type: ignore[attr-defined]
+
+    def gone(_: Any) -> None:
+        jobs.nodes_gone(["node1"])
+        (client,) = jobs._workers
+        jobs.call(client, 1000, SettleJobs(worker=worker.name, settlements=(told,), attached=True))
+
+    rq._do(gone)
+    wait_for(lambda: worker.sizes().leased == 0, "the leases on that node to end")
 
 
 def test_a_worker_that_somebody_says_is_dead(rq: memory.MemoryQueue) -> None:
@@ -675,6 +737,9 @@ def test_one_connection_has_a_bounded_number_of_workers(rq: memory.MemoryQueue) 
     with pytest.raises(QueueFullError):
         worker.get()
     worker.name = "w7"
+    assert worker.get() == Leased()
+    worker(EndWorker(worker="w8"))  # one that has ended does not count
+    worker.name = "one more"
     assert worker.get() == Leased()
 
 

@@ -133,7 +133,7 @@ def test_the_keeper_starts_anew_what_was_never_made(answer: Any) -> None:
     key = ReplicaKey(GROUP, NODE)
     done: list[tuple[Any, ...]] = []
     crew: Any = Crew.__new__(Crew)
-    crew._hands, crew.made = SimpleNamespace(), set()
+    crew._hands, crew.made, crew.failing = SimpleNamespace(), set(), {}
 
     async def handle(_: ReplicaKey) -> Any:
         return Answers(answer)

@@ -16,6 +16,7 @@ from rayqueue.errors import (
     UnknownTransactionError,
 )
 from rayqueue.net.route import CoordinatorRoute, GroupRoute
+from rayqueue.partition import reader
 from rayqueue.protocol.calls import Bounds, Commit, CreateTopic, GetBounds, GetLag, GetPosition
 from rayqueue.protocol.data import ANY_LANE, READ_COMMITTED, Cursor, FetchAnswer, FetchRequest
 from rayqueue.protocol.topics import TopicSettings
@@ -36,8 +37,8 @@ from rayqueue.testing.memory_cluster import MemoryCluster, with_secret
 class World:
     """A cluster in memory, and what a producer does with it."""
 
-    def __init__(self, **cluster: Any) -> None:
-        self.settings = with_secret(Settings.model_validate({"cluster": cluster}))
+    def __init__(self, *, log: dict[str, Any] | None = None, **cluster: Any) -> None:
+        self.settings = with_secret(Settings.model_validate({"cluster": cluster, "log": log or {}}))
         self.cluster = MemoryCluster(self.settings, 1)
         self.coordinator = CoordinatorRoute(self.cluster, self.settings)
         self.routes: dict[str, GroupRoute] = {}
@@ -270,3 +271,29 @@ def test_any_lane_continues_as_any_lane() -> None:
         assert answer.cursors == (Cursor(ANY_LANE, 1),)
 
     run(scenario)
+
+
+def test_a_reader_gets_over_what_was_aborted_step_by_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A read that looks at all of it may take longer than its client waits, which then asks for all of it again."""
+    monkeypatch.setattr(reader, "MAX_ABORTED_RUNS", 10)
+
+    async def scenario(world: World) -> None:
+        await world.begin(1)
+        (p,) = world.groups
+        at = await world.init()
+        for _ in range(50):
+            await world.send(p, at, b"never")
+            decided = await world.end(at, commit=False)
+            await world.mark(at, decided)
+            at = decided.next
+        for value in (b"a", b"b" * 2_000):
+            await world.send(p, None, value)
+        world.cluster._partitions[p]._service.tables_synced()  # so that only the last is in memory
+        offsets = [0]
+        while not (answer := await world.fetch(p, offsets[-1])).batches:
+            offsets.append(answer.cursors[0].offset)
+        assert offsets == [0, 11, 22, 33, 44]
+        assert answer.batches[0].base_offset == 50
+        assert (await world.fetch(p, wait_ms=5_000)).batches[0].base_offset == 50, "who waits is answered once"
+
+    run(scenario, log={"cache_bytes": 1_000})

@@ -92,7 +92,7 @@ def test_only_what_lmdb_or_the_disk_did_counts(
     def run(*_: object, **__: object) -> subprocess.CompletedProcess[bytes]:
         return subprocess.CompletedProcess([], -ended, b"", b"why\n")
 
-    monkeypatch.setattr(starting.subprocess, "run", run)
+    monkeypatch.setattr(subprocess, "run", run)
     for number in range(FEW):
         note_start(path, 1000 + number)
     if damaged:
@@ -134,8 +134,9 @@ def test_a_disk_that_refused_every_process_is_not_tried_for_a_while(
         look_at_starts(path, 1000 + number)
         note_failure(path, "the log cannot be written: Input/output error")
     for _ in range(5):
-        with pytest.raises(StorageError, match="ended within 10 minutes.*Input/output error") as caught:
+        with pytest.raises(StorageError, match="ended within 10 minutes") as caught:
             look_at_starts(path, 2000)
+        assert "Input/output error" in str(caught.value)
         assert caught.value.details["reason"] == "disk"
     look_at_starts(path, 2000 + WINDOW_MS)
     assert tries == []

@@ -108,6 +108,8 @@ class ScriptedPartition:
 
     # the route
 
+    trouble = ""
+
     async def leader(self) -> ScriptedChannel:
         await asyncio.sleep(LATENCY_S)
         if self.leaderless is not None:

@@ -18,6 +18,7 @@ import pytest
 
 from rayqueue.client.queue.buffer import HAND_BACK_S
 from rayqueue.client.queue.detached import DetachedQueue
+from rayqueue.client.queue.handles import JobHandle
 from rayqueue.client.queue.job import JobId
 from rayqueue.config import Settings
 from rayqueue.errors import (
@@ -26,6 +27,7 @@ from rayqueue.errors import (
     JobFailedError,
     LeaseLostError,
     OutcomeUnknownError,
+    ResultGoneError,
     TopicDiffersError,
     TopicKindError,
     UnknownJobError,
@@ -137,6 +139,34 @@ def test_dead_letters_are_listed_over_partitions_page_by_page(rq: memory.MemoryQ
     assert {each.partition for each in ids} == {0, 1, 2}
     assert queue.dead.redrive() == 30
     assert _size(queue)[0] == 30
+
+
+def test_a_result_that_is_gone_is_told_from_one_that_never_was(rq: memory.MemoryQueue) -> None:
+    queue = rq.queue("q", result_ttl_ms=1)
+    ended, plain = queue.put(b"1", want_result=True), queue.put(b"2")
+    queue.get(timeout_ms=5_000)[0].done(b"r")
+    wait_for(lambda: rq._queue.cluster.partitions("q", 0)[0].partition.jobs.counts.result_bytes == 0, "it to be gone")  # type: ignore[union-attr]
+    with pytest.raises(ResultGoneError, match="has ended"):
+        ended.result(timeout=5)
+    for never in (plain, JobHandle(queue, JobId(0, 99))):
+        with pytest.raises(UnknownJobError) as raised:
+            never.result(timeout=5)
+        assert type(raised.value) is UnknownJobError
+
+
+def test_a_worker_that_only_extends_is_known_to_a_new_leader(rq: memory.MemoryQueue) -> None:
+    queue = rq.queue("q", lease_ms=600)
+    queue.put(b"long")
+    (job,) = queue.get()
+    (group,) = rq._queue.cluster.partitions("q", 0)
+    jobs = group._service.jobs  # type: ignore[attr-defined]
+
+    def change(_: Any) -> None:
+        jobs._workers.clear()  # as another process has it
+        jobs._client_of.clear()
+
+    rq._do(change)
+    wait_for(lambda: job.grant.worker.id in jobs._client_of, "the worker to extend its lease")
 
 
 @pytest.mark.slow

@@ -128,6 +128,14 @@ def test_texts_can_be_written_and_are_not_too_long() -> None:
     assert explained(OSError("/data/\udcff"))[0] == "OSError: /data/\\udcff"
 
 
+def test_an_exception_whose_text_cannot_be_made_is_told_all_the_same() -> None:
+    class BrokenError(Exception):
+        def __str__(self) -> str:
+            raise ZeroDivisionError
+
+    assert explained(BrokenError())[0] == "BrokenError: (its text cannot be made: ZeroDivisionError)"
+
+
 def test_whoever_has_given_up_does_not_keep_others_from_being_told() -> None:
     answer: Future[None] = Future()
     assert answer.cancel()

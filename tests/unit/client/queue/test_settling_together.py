@@ -1,4 +1,4 @@
-"""What several callers say of their jobs goes in one call: what is wrong with one of them concerns nobody else."""
+"""Settlements of several callers in one call: what is wrong with one of them concerns nobody else."""
 
 from __future__ import annotations
 

@@ -576,7 +576,8 @@ export type Acked = Message<"rayqueue.v1.Acked"> & {
   acknowledged: number;
 
   /**
-   * Instead: these could not be acknowledged, such as because their partition went to another member.
+   * Instead: these could not be acknowledged. stale_generation: the partitions that it names went to another member, which
+   * reads their records again; the others are acknowledged.
    *
    * @generated from field: rayqueue.v1.Problem problem = 3;
    */
