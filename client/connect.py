@@ -26,7 +26,7 @@ from rayqueue.client.handle import RayQueue
 from rayqueue.client.joining import check_current, current_ray, find_ray, join_ray
 from rayqueue.client.shared import refuse_in_child
 from rayqueue.client.twins import awaiting, beside, blocking
-from rayqueue.client.wait_notices import telling
+from rayqueue.client.waiting import telling
 from rayqueue.config import Settings
 from rayqueue.errors import (
     ClusterNotFoundError,

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 from typing_extensions import Unpack, overload
 
-from rayqueue.client.admin import Admin, TopicDescription
+from rayqueue.client.admin.admin import Admin, TopicDescription
 from rayqueue.client.arguments import check_topics, chosen, explained, with_given
 from rayqueue.client.twins import awaiting, beside, blocking
 from rayqueue.config import ConsumerSettings, ProducerSettings

@@ -18,19 +18,19 @@ from typing import Any, Concatenate, Literal, TypeVar
 import ray
 from typing_extensions import ParamSpec
 
-from rayqueue.client.admin import Admin, GroupDescription, forget_group
+from rayqueue.client.admin.admin import Admin, GroupDescription, forget_group
+from rayqueue.client.admin.group_reset import GroupReset, Target, reset_group
+from rayqueue.client.admin.leaders import transfer_leader
+from rayqueue.client.admin.open_transactions import abort_transaction, list_transactions
+from rayqueue.client.admin.readiness import Progress
+from rayqueue.client.admin.rebalancing import JoinStatus, RebalancePlan, RebalanceProgress, joins_of, progress_of
+from rayqueue.client.admin.recovery import PartitionRecovery
+from rayqueue.client.admin.restarts import BrokerRestart, HandOver, alive_broker, hand_over, restart_broker
 from rayqueue.client.arguments import UNCHANGED, check_text, check_whole, explained, with_given
 from rayqueue.client.factories import Factories
-from rayqueue.client.group_reset import GroupReset, Target, reset_group
 from rayqueue.client.io import IoThread
 from rayqueue.client.joining import current_ray, find_ray, join_ray
-from rayqueue.client.leaders import transfer_leader
 from rayqueue.client.lifecycle import stop_cluster
-from rayqueue.client.open_transactions import abort_transaction, list_transactions
-from rayqueue.client.readiness import Progress
-from rayqueue.client.rebalancing import JoinStatus, RebalancePlan, RebalanceProgress, joins_of, progress_of
-from rayqueue.client.recovery import PartitionRecovery
-from rayqueue.client.restarts import BrokerRestart, HandOver, alive_broker, hand_over, restart_broker
 from rayqueue.client.routes import ClusterRoutes
 from rayqueue.client.shared import SharedConnections, in_child, refuse_in_child
 from rayqueue.client.twins import Twin, awaiting, beside, blocking, in_io, part, run_blocking

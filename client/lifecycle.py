@@ -19,8 +19,8 @@ from ray.exceptions import RayError
 
 from rayqueue.actors.keeper.nodes import found_actors
 from rayqueue.actors.names import COORDINATOR_PREFIX, GATEWAY_PREFIX, PREFIX, STARTER
-from rayqueue.client.readiness import Progress
-from rayqueue.client.wait_notices import telling
+from rayqueue.client.admin.readiness import Progress
+from rayqueue.client.waiting import telling
 from rayqueue.errors import RayQueueError
 
 _log = logging.getLogger(__name__)

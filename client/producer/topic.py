@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, Generic, TypeVar
 
 from typing_extensions import ParamSpec, Unpack
 
-from rayqueue.client.admin import TopicDescription
+from rayqueue.client.admin.admin import TopicDescription
 from rayqueue.client.arguments import explained, passing_on, refuse_misfit, show
 from rayqueue.client.consumer.consumer import Consumer
 from rayqueue.client.factories import Factories

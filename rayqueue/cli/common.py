@@ -109,7 +109,7 @@ def spinner(text: str) -> Iterator[Status]:
     """Shown on standard error, if that is a terminal, while a command works; with what a long wait waits for."""
     with progress_console().status(text) as doing:
         shown = _Shown(doing)
-        waiting = logging.getLogger("rayqueue.client.wait_notices")
+        waiting = logging.getLogger("rayqueue.client.waiting")
         waiting.addHandler(shown)
         waiting.propagate = False  # it is shown here
         try:

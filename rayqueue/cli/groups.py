@@ -15,8 +15,8 @@ from rayqueue.cli.consume import milliseconds
 from rayqueue.errors import InvalidInputError, UnknownGroupError
 
 if TYPE_CHECKING:
-    from rayqueue.client.admin import GroupDescription
-    from rayqueue.client.group_reset import GroupReset
+    from rayqueue.client.admin.admin import GroupDescription
+    from rayqueue.client.admin.group_reset import GroupReset
     from rayqueue.client.handle import RayQueue
 
 app = typer.Typer(help="Consumer groups: list, describe, reset, delete.", no_args_is_help=True, rich_markup_mode=None)

@@ -11,7 +11,7 @@ from rayqueue.cluster.moves import cannot_decide
 from rayqueue.cluster.placement import partition_group_id
 
 if TYPE_CHECKING:
-    from rayqueue.client.admin import PartitionDescription, TopicDescription
+    from rayqueue.client.admin.admin import PartitionDescription, TopicDescription
     from rayqueue.protocol.calls import ClusterInfo, MoveInfo
 
 

@@ -22,8 +22,8 @@ from rayqueue.cli.common import (
 )
 
 if TYPE_CHECKING:
+    from rayqueue.client.admin.rebalancing import RebalancePlan
     from rayqueue.client.handle import RayQueue
-    from rayqueue.client.rebalancing import RebalancePlan
 
 _LOOK_EVERY_S = 0.5
 _INTERRUPTED = 130

@@ -32,7 +32,7 @@ from rayqueue.protocol.topics import Declared, TopicSettings, declared
 if TYPE_CHECKING:
     from rich.progress import Progress
 
-    from rayqueue.client.admin import PartitionDescription, TopicDescription
+    from rayqueue.client.admin.admin import PartitionDescription, TopicDescription
     from rayqueue.client.handle import RayQueue
 
 app = typer.Typer(help="Topics: create, list, describe, alter, delete.", no_args_is_help=True, rich_markup_mode=None)

@@ -14,7 +14,7 @@ from typing import Any
 
 import ray
 
-from rayqueue.client.admin import GroupDescription, PartitionDescription, TopicDescription
+from rayqueue.client.admin.admin import GroupDescription, PartitionDescription, TopicDescription
 from rayqueue.client.handle import RayQueue
 from rayqueue.demo.traffic import Board, Consumed, Gap, Produced, Rate, add_up, consume, produce, value_of
 from rayqueue.errors import RayQueueError

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
-from rayqueue.client.admin import GroupDescription, TopicDescription
-from rayqueue.client.group_reset import GroupReset
+from rayqueue.client.admin.admin import GroupDescription, TopicDescription
+from rayqueue.client.admin.group_reset import GroupReset
 from rayqueue.client.handle import RayQueue
 from rayqueue.client.producer.delivery import RecordMetadata
 from rayqueue.config import GatewaySettings

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
-from rayqueue.client.admin import GroupDescription, PartitionLag, TopicDescription
+from rayqueue.client.admin.admin import GroupDescription, PartitionLag, TopicDescription
 from rayqueue.client.handle import RayQueue
 from rayqueue.config import Effective, GatewaySettings, effective
 from rayqueue.errors import RayQueueError

@@ -24,9 +24,9 @@ from contextlib import contextmanager
 from itertools import count
 from typing import Literal, NoReturn, TypeVar, cast
 
+from rayqueue.client.admin.readiness import Progress
 from rayqueue.client.handle import RayQueue
 from rayqueue.client.io import IoThread
-from rayqueue.client.readiness import Progress
 from rayqueue.client.routes import ClusterRoutes
 from rayqueue.client.shared import SharedConnections
 from rayqueue.config import Settings

@@ -13,7 +13,7 @@ import ray
 import rayqueue
 from rayqueue.actors.keeper.home import ABANDONED
 from rayqueue.actors.names import actor_name
-from rayqueue.client.recovery import SKIPPED
+from rayqueue.client.admin.recovery import SKIPPED
 from rayqueue.config import Settings
 from rayqueue.errors import DeliveryFailedError
 from rayqueue.ids import ReplicaId

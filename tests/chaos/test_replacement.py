@@ -17,7 +17,7 @@ import ray
 import rayqueue
 from rayqueue.actors.keeper.home import load_cluster
 from rayqueue.actors.names import actor_name
-from rayqueue.client.admin import PartitionDescription
+from rayqueue.client.admin.admin import PartitionDescription
 from rayqueue.config import Settings
 from rayqueue.errors import StorageError
 from rayqueue.ids import COORDINATOR, GroupId, ReplicaId

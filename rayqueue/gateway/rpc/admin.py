@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from rayqueue.client.admin import PartitionDescription
+from rayqueue.client.admin.admin import PartitionDescription
 from rayqueue.errors import InvalidInputError
 from rayqueue.gateway.operations import Operations
 from rayqueue.gateway.rpc.calls import Rpc

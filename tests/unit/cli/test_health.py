@@ -7,7 +7,7 @@ import msgspec
 from rayqueue.cli import brokers
 from rayqueue.cli.brokers import duration, state_of
 from rayqueue.cli.health import drained, full_disks, losses, shortfalls
-from rayqueue.client.admin import PartitionDescription, ReplicaDescription, TopicDescription
+from rayqueue.client.admin.admin import PartitionDescription, ReplicaDescription, TopicDescription
 from rayqueue.protocol.calls import Broker, ClusterInfo, LostReplica, MoveInfo, Waiting
 from rayqueue.protocol.topics import TopicSettings
 

@@ -10,7 +10,7 @@ import pydantic
 from typing_extensions import assert_type
 
 from rayqueue import Consumer, Producer, RayQueue, Record, values
-from rayqueue.client.admin import TopicDescription
+from rayqueue.client.admin.admin import TopicDescription
 from rayqueue.client.producer.topic import Topic, TopicProducer
 
 

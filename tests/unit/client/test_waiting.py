@@ -12,9 +12,9 @@ import pytest
 from rich.console import Console
 
 from rayqueue.cli import common
-from rayqueue.client import admin
-from rayqueue.client import wait_notices as waiting
-from rayqueue.client.wait_notices import telling
+from rayqueue.client import waiting
+from rayqueue.client.admin import admin
+from rayqueue.client.waiting import telling
 from rayqueue.config import Settings
 from rayqueue.errors import RayQueueError, TopicNotReadyError
 from rayqueue.protocol.topics import PartitionInfo, ReplicaInfo, TopicInfo, TopicSettings

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rayqueue.client.admin import _lags, forget_group
+from rayqueue.client.admin.admin import _lags, forget_group
 from rayqueue.errors import GroupNotEmptyError, StaleGenerationError
 from rayqueue.partition import commit_command
 from rayqueue.protocol.calls import (

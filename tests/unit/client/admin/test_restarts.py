@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rayqueue.client.restarts import why_unsafe
+from rayqueue.client.admin.restarts import why_unsafe
 from rayqueue.ids import GroupId, Index, Offset, ReplicaId, Term
 from rayqueue.replica.status import Status
 

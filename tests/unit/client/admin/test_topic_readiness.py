@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from rayqueue.client import admin, readiness
+from rayqueue.client.admin import admin, readiness
+from rayqueue.client.admin.readiness import wait_for_leaders
 from rayqueue.client.io import IoThread
-from rayqueue.client.readiness import wait_for_leaders
 from rayqueue.errors import DiskFullError, NotLeaderError, RayQueueError, TopicExistsError, TopicNotReadyError
 from rayqueue.protocol.topics import PartitionInfo, ReplicaInfo, TopicInfo, TopicPartition, TopicSettings
 from tests.unit.client.small_cluster import Process, SmallCluster, quick_settings

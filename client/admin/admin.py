@@ -15,12 +15,12 @@ from typing import Any, Protocol, TypeVar
 
 import msgspec
 
-from rayqueue.client import rebalancing
+from rayqueue.client.admin import rebalancing
+from rayqueue.client.admin.readiness import Progress, wait_for_leaders
+from rayqueue.client.admin.rebalancing import RebalancePlan, RebalanceProgress
+from rayqueue.client.admin.recovery import PartitionRecovery, plan_recovery
 from rayqueue.client.arguments import did_you_mean
-from rayqueue.client.readiness import Progress, wait_for_leaders
-from rayqueue.client.rebalancing import RebalancePlan, RebalanceProgress
-from rayqueue.client.recovery import PartitionRecovery, plan_recovery
-from rayqueue.client.wait_notices import telling
+from rayqueue.client.waiting import telling
 from rayqueue.config import Settings
 from rayqueue.errors import (
     GroupNotEmptyError,

@@ -30,7 +30,7 @@ from ray.exceptions import GetTimeoutError, RayError
 from rayqueue.actors._ray import pinned_to
 from rayqueue.actors.keeper.nodes import found_actors
 from rayqueue.actors.names import PREFIX, STARTER
-from rayqueue.client.readiness import Progress
+from rayqueue.client.admin.readiness import Progress
 from rayqueue.errors import OutcomeUnknownError, RayQueueError, UnknownBrokerError, UnsafeRestartError
 from rayqueue.ids import ReplicaId
 from rayqueue.protocol.calls import Broker, ClusterInfo

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rayqueue.client.group_reset import Target, moved, reset_group
+from rayqueue.client.admin.group_reset import Target, moved, reset_group
 from rayqueue.errors import (
     GroupNotEmptyError,
     InvalidInputError,

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rayqueue.client.recovery import SKIPPED, PartitionRecovery, plan_recovery
+from rayqueue.client.admin.recovery import SKIPPED, PartitionRecovery, plan_recovery
 from rayqueue.errors import (
     DamagedLogError,
     InvalidInputError,
@@ -15,7 +15,7 @@ from rayqueue.errors import (
     StoreMissingError,
 )
 from rayqueue.protocol.topics import PartitionInfo, ReplicaInfo, TopicInfo, TopicSettings
-from tests.unit.client.test_client_admin import GROUP, PARTITION, status
+from tests.unit.client.admin.test_client_admin import GROUP, PARTITION, status
 
 ALONE = PartitionInfo(0, GROUP, (ReplicaInfo("r1", "b1"),))
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from rayqueue.cli.topics import sharing_of, troubles_of
-from rayqueue.client.admin import TopicDescription, _described, _topic_settings
+from rayqueue.client.admin.admin import TopicDescription, _described, _topic_settings
 from rayqueue.data.sink import _STAGING
 from rayqueue.errors import InvalidInputError, StoreMissingError, TopicDiffersError
 from rayqueue.ids import GroupId, Index, Offset, ReplicaId, Term

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from rayqueue.client.rebalancing import joins_of, progress_of
+from rayqueue.client.admin.rebalancing import joins_of, progress_of
 from rayqueue.errors import ChangeInProgressError, InvalidInputError
 from rayqueue.protocol.calls import Broker, ClusterInfo, MoveInfo, RebalanceInfo, Share
 from rayqueue.testing import memory

@@ -103,7 +103,7 @@ class JoinStatus:
 
 
 async def make_plan(routes: Any) -> RebalancePlan:
-    """``routes``: those of ``rayqueue.client.admin.Admin``."""
+    """``routes``: those of ``rayqueue.client.admin.admin.Admin``."""
     from rayqueue.cluster.placement import AliveBroker  # no other client needs it
     from rayqueue.cluster.rebalance import plan
 
