@@ -219,8 +219,8 @@ class ReplicaActor(Generic[ReplicaT]):
         from rayqueue.replica.start import create_replica
 
         spec = self._spec
-        members = None if spec.voters is None else ReplicaSet.of(spec.voters)
-        create_replica(spec.path, spec.group_id, spec.replica_id, members, spec.settings)
+        replicas = None if spec.voters is None else ReplicaSet.of(spec.voters)
+        create_replica(spec.path, spec.group_id, spec.replica_id, replicas, spec.settings)
 
     def _never_made(self) -> bool:
         """Whether this replica, which has no data, certainly never had any."""
@@ -296,18 +296,18 @@ class ReplicaActor(Generic[ReplicaT]):
     @ray.method(concurrency_group="control")
     async def add_learner(self, replica_id: ReplicaId) -> None:
         check_id(replica_id)
-        await self._change(lambda members: members.with_learner(replica_id))
+        await self._change(lambda replicas: replicas.with_learner(replica_id))
 
     @ray.method(concurrency_group="control")
     async def promote(self, replica_id: ReplicaId) -> None:
         """Let a learner that has caught up vote."""
         check_id(replica_id)
-        await self._change(lambda members: members.with_voter(replica_id))
+        await self._change(lambda replicas: replicas.with_voter(replica_id))
 
     @ray.method(concurrency_group="control")
     async def remove(self, replica_id: ReplicaId) -> None:
         check_id(replica_id)
-        await self._change(lambda members: members.without(replica_id))
+        await self._change(lambda replicas: replicas.without(replica_id))
 
     @ray.method(concurrency_group="control")
     async def transfer_leadership(self, target: ReplicaId) -> None:
@@ -352,7 +352,7 @@ class ReplicaActor(Generic[ReplicaT]):
             self._loop.call_soon_threadsafe(task.cancel)
 
     async def _change(self, change: Callable[[ReplicaSet], ReplicaSet]) -> None:
-        await self._asked(lambda answer: self._replica.change_members(change, answer))
+        await self._asked(lambda answer: self._replica.change_replicas(change, answer))
         self._loop.call_soon_threadsafe(self._look_for_peers.set)
 
     async def _inspected(self) -> Status:

@@ -15,6 +15,7 @@ from typing import Any
 
 from rayqueue.errors import RayQueueError, StorageError, TopicNotReadyError
 from rayqueue.net.interfaces import Routes
+from rayqueue.net.requests import repeated
 from rayqueue.protocol.topics import PartitionInfo, TopicInfo, TopicPartition
 
 Progress = Callable[[int, int], None]
@@ -25,6 +26,13 @@ Statuses = Callable[[], Awaitable[Mapping[tuple[str, str], Any]]]
 """What each replica of the topic says of itself, by Raft group and id: a ``Status``, or why there is none."""
 
 _LOOK_S = 2.0
+
+
+def _at_once(error: RayQueueError, _: float) -> float:
+    """Whoever watches decides when that is enough."""
+    if not error.retriable:
+        raise error
+    return 0.0
 
 
 async def wait_for_leaders(
@@ -44,14 +52,7 @@ async def wait_for_leaders(
     async def lead(partition: PartitionInfo) -> None:
         nonlocal progress_s
         route = await routes.partition(TopicPartition(info.name, partition.number))
-        while True:
-            try:
-                await route.leader()
-                break
-            except RayQueueError as error:
-                if not error.retriable:
-                    raise
-                await asyncio.sleep(0)  # whoever watches decides when that is enough
+        await repeated(route.leader, _at_once)
         led.add(partition.number)
         progress_s = time.monotonic()
         if on_progress is not None:

@@ -42,7 +42,7 @@ _T = TypeVar("_T")
 
 
 class _Rest(NamedTuple):
-    bell: Wakeup
+    wakeup: Wakeup
     seconds: float
 
 
@@ -74,9 +74,9 @@ async def beside(function: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs
     return await _step(_Beside(lambda: function(*args, **kwargs)))  # type: ignore[no-any-return]
 
 
-async def rest(bell: Wakeup, seconds: float) -> bool:
+async def rest(wakeup: Wakeup, seconds: float) -> bool:
     """Until somebody rings, or so long. Whether somebody has."""
-    return await _step(_Rest(bell, seconds))  # type: ignore[no-any-return]
+    return await _step(_Rest(wakeup, seconds))  # type: ignore[no-any-return]
 
 
 async def of_application(returned: Awaitable[Any]) -> Any:
@@ -140,7 +140,7 @@ def _wait(step: _Step) -> Any:
     if isinstance(step, _Rest):
         if in_io_thread() and step.seconds:
             raise _waits_for_itself()
-        return step.bell.wait(step.seconds)
+        return step.wakeup.wait(step.seconds)
     if isinstance(step, concurrent.futures.Future):
         if in_io_thread() and not step.done():
             step.cancel()
@@ -159,7 +159,7 @@ def _waits_for_itself() -> InvalidInputError:
 
 def _awaitable(step: _Step) -> Awaitable[Any]:
     if isinstance(step, _Rest):
-        return step.bell.wait_async(step.seconds)
+        return step.wakeup.wait_async(step.seconds)
     if isinstance(step, concurrent.futures.Future):
         return asyncio.wrap_future(step)
     if isinstance(step, _Beside):

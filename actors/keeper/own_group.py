@@ -63,10 +63,10 @@ class OwnGroup:
 
     def note_voters(self, view: ClusterView) -> None:
         """After a restart of everything, any node's file must say whom to wait for: those who vote."""
-        voters = {node: broker for node, broker in self.coordinators.items() if node in view.members.voters}
-        if view.members_version is not None and len(voters) == len(view.members.voters):
+        voters = {node: broker for node, broker in self.coordinators.items() if node in view.replica_set.voters}
+        if view.replica_set_version is not None and len(voters) == len(view.replica_set.voters):
             self.manifest = ClusterManifest(
-                self.manifest.cluster_id, voters, True, view.members_version, view.members.epoch
+                self.manifest.cluster_id, voters, True, view.replica_set_version, view.replica_set.epoch
             )
         if self.manifest.version > self._spec.cluster.version:
             self._told = {node: told for node, told in self._told.items() if node in self._census.racks}
@@ -87,14 +87,14 @@ class OwnGroup:
         replaces = self._settings.cluster.replace_after_ms is not None
         picture = growth.Picture(
             self.coordinators,
-            view.members,
+            view.replica_set,
             self._spec.replica_id,
             {ReplicaId(node) for group_id, node in view.unmade if group_id == COORDINATOR},
             alive,
             {ReplicaId(node) for group_id, node in view.lost if group_id == COORDINATOR},
             set(leaving) | {each.broker for each in alive if each.leaving and replaces},
             self._last_number,
-            settled=view.members_version is not None,
+            settled=view.replica_set_version is not None,
         )
         step = growth.next_step(self._settings.cluster.coordinators, picture)
         if step is not None:
@@ -106,21 +106,21 @@ class OwnGroup:
             case growth.Place(node, broker):
                 await self._hands.change(PlaceCoordinator(COORDINATOR, node, broker))
             case growth.AddLearner(node):
-                await self._change_members(lambda members: members.with_learner(node))
+                await self._change_replicas(lambda replicas: replicas.with_learner(node))
             case growth.Promote(node, ready):
                 for each in ready:
                     handle = await self._hands.handle(ReplicaKey(COORDINATOR, each))
                     await in_time(handle.address.remote(), _READY_S)
-                await self._change_members(lambda members: members.with_voter(node))
+                await self._change_replicas(lambda replicas: replicas.with_voter(node))
             case growth.Remove(node):
-                await self._change_members(lambda members: members.without(node))
+                await self._change_replicas(lambda replicas: replicas.without(node))
             case growth.Transfer(to):
                 await self._hands.asked(lambda answer: self._hands.replica.transfer_leadership(to, answer))
             case growth.Retire(node):
                 await self._hands.change(RetireCoordinator(COORDINATOR, node, self.coordinators[node]))
 
-    async def _change_members(self, change: Callable[[ReplicaSet], ReplicaSet]) -> None:
-        await self._hands.asked(lambda answer: self._hands.replica.change_members(change, answer))
+    async def _change_replicas(self, change: Callable[[ReplicaSet], ReplicaSet]) -> None:
+        await self._hands.asked(lambda answer: self._hands.replica.change_replicas(change, answer))
 
     def wanted(self, view: ClusterView) -> list[Wanted]:
         return [

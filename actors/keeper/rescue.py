@@ -64,7 +64,7 @@ def recover_coordinator(data_dir: Path, survivor: str | None, *, unsafe: bool) -
         try:
             with _opened(path, node) as store:
                 known = standing(store)
-                if node in known.members.voters and store.damaged is None:
+                if node in known.replica_set.voters and store.damaged is None:
                     found.append(((known.last_term, known.last_index, node), node))
         except StorageError as error:
             if error.details.get("reason") == "locked":
@@ -78,15 +78,15 @@ def recover_coordinator(data_dir: Path, survivor: str | None, *, unsafe: bool) -
     if chosen not in here:
         raise RecoveryRefusedError(f"{chosen} cannot go on; these can: {', '.join(here)}", path=str(data_dir))
     with _opened(paths[chosen], chosen) as store:
-        members = standing(store).members
-        voters, begun = members.voters, members.epoch > cluster.epoch and members.voters == {chosen}
+        own = standing(store).replica_set
+        voters, begun = own.voters, own.epoch > cluster.epoch and own.voters == {chosen}
         older = store.waymark[:2] > (store.last_term, store.last_index)
         if 2 * len(voters.intersection(here)) > len(voters) and not (begun or older):
             raise RecoveryRefusedError(
                 f"{', '.join(here)} are here, a majority of {', '.join(sorted(voters))}: start the queue instead",
                 path=str(data_dir),
             )
-        plan = _plan(store, cluster, chosen, here, members.epoch if begun else members.epoch + 1)
+        plan = _plan(store, cluster, chosen, here, own.epoch if begun else own.epoch + 1)
         if unsafe:
             at_ms = int(time.time() * 1000)
             record = RecoverGroup(COORDINATOR, chosen, plan.abandoned, at_ms, plan.said, plan.epoch)

@@ -173,7 +173,7 @@ class Consumer(Twin, Generic[ValueT, KeyT]):
         """Let a poll that waits return at once with what there is; or the next one. From any thread."""
         self._caller.check_process()
         self._polling.woken = True
-        self._core.bell.ring()
+        self._core.wakeup.ring()
 
     def assignment(self) -> frozenset[TopicPartition]:
         """The partitions that are read now."""

@@ -32,6 +32,7 @@ import uuid
 from collections.abc import Coroutine, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from random import Random
 from typing import Any
 
@@ -45,7 +46,7 @@ from rayqueue.config import Settings
 from rayqueue.errors import OutcomeUnknownError, RayQueueError, StaleGenerationError, TopicError, UnknownMemberError
 from rayqueue.net.backoff import Backoff
 from rayqueue.net.interfaces import Routes
-from rayqueue.net.requests import heard
+from rayqueue.net.requests import heard, repeated
 from rayqueue.protocol.calls import Assignment, Grant, Heartbeat, JoinGroup, LeaveGroup
 from rayqueue.protocol.topics import TopicPartition
 
@@ -325,8 +326,19 @@ class GroupMembership:
 
     async def _claim(self, assigned: AssignedPartition) -> None:
         backoff = Backoff(self._client, self._rng)
-        while not await self._claimed(assigned):  # noqa: ASYNC110  # each is an attempt
-            await asyncio.sleep(backoff.pause_s())
+
+        def after(error: RayQueueError, _: float) -> float:
+            if not error.retriable and not isinstance(error, TopicError):
+                raise error
+            _log.info("%s cannot be claimed at the moment: %s", assigned.partition, error)
+            return backoff.pause_s()
+
+        try:
+            await repeated(partial(self._claim_once, assigned), after)
+        except StaleGenerationError as error:
+            self._stale(assigned, error)
+        except RayQueueError as error:
+            self._give_up(error)
         if self._held.get(assigned.partition) is not assigned or assigned.letting_go:
             return
         self._fencings.pop(assigned.partition, None)
@@ -334,23 +346,14 @@ class GroupMembership:
         self._fetcher.start(assigned)
         self._subscription.announce(ChangeKind.ASSIGNED, (assigned,))
 
-    async def _claimed(self, assigned: AssignedPartition) -> bool:
-        """Whether there is nothing more to try: the partition is ours, or is not to be."""
-        try:
-            position = await self._commits.claim(assigned, pin=self._options.pin)
-            new = await self._fetcher.begin(assigned, position)
-            if new and self._settings.start == "latest":
-                # Now is when this group begins. Else whoever reads this partition next would begin later.
-                await self._commits.commit(assigned)
-        except StaleGenerationError as error:
-            self._stale(assigned, error)
-        except RayQueueError as error:
-            if not error.retriable and not isinstance(error, TopicError):
-                self._give_up(error)
-                return True
-            _log.info("%s cannot be claimed at the moment: %s", assigned.partition, error)
-            return assigned.letting_go
-        return True
+    async def _claim_once(self, assigned: AssignedPartition) -> None:
+        if assigned.letting_go:
+            return  # it is not to be ours any more
+        position = await self._commits.claim(assigned, pin=self._options.pin)
+        new = await self._fetcher.begin(assigned, position)
+        if new and self._settings.start == "latest":
+            # Now is when this group begins. Else whoever reads this partition next would begin later.
+            await self._commits.commit(assigned)
 
     # -- partitions go -------------------------------------------------------------------
 

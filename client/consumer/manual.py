@@ -28,7 +28,7 @@ from rayqueue.errors import OutcomeUnknownError, RayQueueError, TopicError, Topi
 from rayqueue.net.backoff import Backoff
 from rayqueue.net.interfaces import Routes
 from rayqueue.net.lasting import lasting
-from rayqueue.net.requests import in_time
+from rayqueue.net.requests import in_time, repeated
 from rayqueue.protocol.topics import TopicInfo, TopicPartition
 
 _log = logging.getLogger(__name__)
@@ -122,27 +122,31 @@ class ManualPartitions:
             self._subscription.failed(assigned, OutcomeUnknownError(f"{assigned.partition} is not read; see the log"))
 
     async def _begin(self, assigned: AssignedPartition, start: str | None) -> None:
+        async def attempt() -> None:
+            position = None
+            if self._commits is not None:
+                position = await self._commits.position(assigned.partition, assigned.topic_id)
+                if self._options.pin:
+                    await self._commits.pin(assigned.partition, assigned.topic_id)
+            await self._fetcher.begin(assigned, position, start=start)
+
         backoff = Backoff(self._settings.client, self._rng)
-        while True:
-            try:
-                position = None
-                if self._commits is not None:
-                    position = await self._commits.position(assigned.partition, assigned.topic_id)
-                    if self._options.pin:
-                        await self._commits.pin(assigned.partition, assigned.topic_id)
-                await self._fetcher.begin(assigned, position, start=start)
-                break
-            except TopicError as error:
-                self._gone(assigned, error)
-                return
-            except RayQueueError as error:
-                if not error.retriable:
-                    self._subscription.failed(assigned, error)
-                    return
-                _log.info("%s cannot be read yet: %s", assigned.partition, error)
-                await asyncio.sleep(backoff.pause_s())
-        self._fetcher.start(assigned)
-        self._subscription.announce(ChangeKind.ASSIGNED, (assigned,))
+
+        def after(error: RayQueueError, _: float) -> float:
+            if not error.retriable or isinstance(error, TopicError):
+                raise error
+            _log.info("%s cannot be read yet: %s", assigned.partition, error)
+            return backoff.pause_s()
+
+        try:
+            await repeated(attempt, after)
+        except TopicError as error:
+            self._gone(assigned, error)
+        except RayQueueError as error:
+            self._subscription.failed(assigned, error)
+        else:
+            self._fetcher.start(assigned)
+            self._subscription.announce(ChangeKind.ASSIGNED, (assigned,))
 
     # -- topics that change --------------------------------------------------------------
 

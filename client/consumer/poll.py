@@ -225,7 +225,7 @@ class Polling:
                 if taken is not None or not go_on or self.woken:
                     self.woken = False
                     return taken
-                await rest(core.bell, 0.0 if self._skipping else left_s)
+                await rest(core.wakeup, 0.0 if self._skipping else left_s)
         finally:
             core.last_poll.at_s = time.monotonic()
             core.last_poll.under_way = False
@@ -242,7 +242,7 @@ class Polling:
                 self._raised = self._raised + 1 if place == self._raised_at else 0
                 self._raised_at = place
                 if self._raised:  # asked again without a seek: not in a tight loop
-                    await rest(self._core.bell, longest_s(_BACK_OFF_MS, _MAX_BACK_OFF_MS, self._raised))
+                    await rest(self._core.wakeup, longest_s(_BACK_OFF_MS, _MAX_BACK_OFF_MS, self._raised))
                 raise
             payload = self._sub.skip_unreadable()
             if payload is not None:
@@ -311,7 +311,7 @@ class Polling:
                 elif left_s <= 0 or self.closing:
                     return  # the commit goes on, and the partitions stay until it is done
                 else:
-                    await rest(self._core.bell, left_s)
+                    await rest(self._core.wakeup, left_s)
                 continue
             change_or_none = sub.next_change() if sub.changes else None
             if change_or_none is None:
@@ -337,7 +337,7 @@ class Polling:
             partitions = self._held_of(change)
             sub.ack_handed(partitions)
             commit = self._io.run(self._core.commit_due(partitions))
-            commit.add_done_callback(lambda _: self._core.bell.ring())
+            commit.add_done_callback(lambda _: self._core.wakeup.ring())
             self._revoking = change, commit
         elif change.kind is ChangeKind.REVOKED:
             await self._revoked(change)

@@ -49,7 +49,7 @@ class ConsumerTasks:
 
     def __init__(self, routes: Routes, loop: asyncio.AbstractEventLoop, settings: Settings, options: Options) -> None:
         self.options = options
-        self.bell = Wakeup()
+        self.wakeup = Wakeup()
         self.subscription = Subscription(
             settings.consumer, explicit=options.by_record, committed=options.reads_committed
         )
@@ -67,7 +67,7 @@ class ConsumerTasks:
         self._membership: GroupMembership | None = None
         self._manual: ManualPartitions | None = None
         self._timer: asyncio.Task[None] | None = None
-        self.subscription.on_data = self.bell.ring
+        self.subscription.on_data = self.wakeup.ring
         self.subscription.on_room = self._room
 
     @property

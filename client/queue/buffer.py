@@ -35,12 +35,12 @@ _Jobs = list[Job[Any, Any]]
 class Waiter:
     """Somebody who waits for jobs."""
 
-    __slots__ = ("bell", "count", "jobs")
+    __slots__ = ("count", "jobs", "wakeup")
 
     def __init__(self, count: int) -> None:
         self.count = count
         self.jobs: _Jobs = []
-        self.bell = Wakeup()
+        self.wakeup = Wakeup()
 
 
 class Buffer:
@@ -122,7 +122,7 @@ class Buffer:
             for waiter in ringing:
                 self._waiters.remove(waiter)
         for waiter in ringing:
-            waiter.bell.ring()
+            waiter.wakeup.ring()
 
     def hand_back(self, now_s: float, *, everything: bool = False, of: int | None = None) -> _Jobs:
         """Take out what nobody will want soon; or all of it; or all ``of`` one partition."""
@@ -160,4 +160,4 @@ class Buffer:
         with self._lock:
             waiters = list(self._waiters)
         for waiter in waiters:
-            waiter.bell.ring()
+            waiter.wakeup.ring()

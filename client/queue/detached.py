@@ -19,17 +19,18 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Coroutine, Iterable, Sequence
+from functools import partial
 from itertools import count
 from operator import itemgetter
 from random import Random
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from rayqueue.client.queue.job import JobId
-from rayqueue.client.queue.repeating import until_answered
 from rayqueue.client.queue.settling import portions, runs_of, texts
 from rayqueue.errors import InvalidInputError, RayQueueError, TopicKindError, TopicRecreatedError, UnknownTopicError
-from rayqueue.net.backoff import Backoff
+from rayqueue.net.backoff import Retry
 from rayqueue.net.interfaces import ask
+from rayqueue.net.requests import repeated
 from rayqueue.protocol.jobs import FindJobs, Job, Leased, LeaseJobs, Settled, SettleJobs, Settlement, WithdrawRequest
 from rayqueue.protocol.topics import TopicInfo, TopicPartition, check_name
 from rayqueue.records.room import Room
@@ -239,11 +240,10 @@ class DetachedQueue:
     async def _withdrawn(self, info: TopicInfo, place: TopicPartition, attempt: int, lease_ms: int) -> None:
         call = WithdrawRequest(worker=self._worker, attempt=attempt, give_back=True)
         lasts_s = (lease_ms or info.settings.lease_ms) / 1000
-        backoff = Backoff(self._settings.client, self._rng)
+        now_s = asyncio.get_running_loop().time()
+        retry = Retry(self._settings.client, self._rng, now_s, within_s=min(lasts_s, _WITHDRAW_S))
         try:
-            await until_answered(
-                lambda: ask(self._routes, place, call, topic_id=info.topic_id), backoff, min(lasts_s, _WITHDRAW_S)
-            )
+            await repeated(partial(ask, self._routes, place, call, topic_id=info.topic_id), retry.after)
         except RayQueueError as error:
             _log.info("jobs of %s that nobody may know of come again when their lease ends: %s", self.name, error)
 

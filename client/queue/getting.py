@@ -16,17 +16,18 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
-from itertools import count
+from functools import partial
+from itertools import chain, count, repeat
 from random import Random
 from typing import Any
 
 from ray.util.queue import Empty
 
-from rayqueue.client.queue.repeating import FOREVER_S, until_answered
 from rayqueue.client.queue.settling import itself, portions, runs_of
 from rayqueue.config import Settings
-from rayqueue.net.backoff import Backoff
+from rayqueue.net.backoff import FOREVER_S, Retry
 from rayqueue.net.interfaces import Routes, ask
+from rayqueue.net.requests import repeated
 from rayqueue.protocol.calls import Call
 from rayqueue.protocol.jobs import (
     MAX_JOBS,
@@ -222,8 +223,10 @@ class Getting:
     async def _go_on(
         self, asking: asyncio.Future[Any], call: Call, late: Callable[[Any], None], within_s: float
     ) -> None:
-        backoff = Backoff(self._settings.client, self._rng)
-        late(await until_answered(lambda: self._ask(call), backoff, within_s, asked=asking))
+        now_s = asyncio.get_running_loop().time()
+        retry = Retry(self._settings.client, self._rng, now_s, within_s=within_s)
+        attempts = chain((asking,), (self._ask(call) for _ in repeat(None)))
+        late(await repeated(partial(next, attempts), retry.after))
 
 
 class Get:

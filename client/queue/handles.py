@@ -176,16 +176,28 @@ class JobHandles(Sequence[JobHandle]):
     @property
     def ids(self) -> list[JobId]:
         """Waits until all are committed. Where there are dedupe ids, one question for each."""
-        if self._dedupe_ids is not None:
-            return [each.id for each in self]
         self.wait()
         return [each.id for each in self]
+
+    async def ids_async(self) -> list[JobId]:
+        """``ids``, awaited."""
+        await self.wait_async()
+        handles = list(self)
+        for each in handles:
+            await each.wait_async()
+        return [each.id for each in handles]
 
     def wait(self) -> None:
         """Until all are committed. Raises the first error there is."""
         for each in self._parts:
             if isinstance(each, Deliveries):
                 each.result()
+
+    async def wait_async(self) -> None:
+        """``wait``, awaited."""
+        for each in self._parts:
+            if isinstance(each, Deliveries):
+                await each
 
     def __repr__(self) -> str:
         return f"<JobHandles {self._queue.name}: {len(self)}>"

@@ -155,7 +155,7 @@ class Worker:
         try:
             while not waiter.jobs and self._error is None and not self._closed:
                 left_s = _FOREVER_S if deadline_s is None else deadline_s - time.monotonic()
-                if not await rest(waiter.bell, max(0.0, left_s)) and deadline_s is not None:
+                if not await rest(waiter.wakeup, max(0.0, left_s)) and deadline_s is not None:
                     break
             gave = self._buffer.leave(waiter, time.monotonic())
         finally:

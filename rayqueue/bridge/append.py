@@ -116,10 +116,15 @@ class Appends:
 
     async def finish(self) -> list[Appended]:
         """Wait for all. Where each is, in order."""
-        while self._unresolved:
+        return [await self.answer(number) for number in range(self._count)]
+
+    async def answer(self, number: int) -> Appended:
+        """Wait for this one, counted from 0. Where it is."""
+        while number in self._unresolved:
             await self._hear()
-        self._check()
-        return [self._written[number] for number in range(self._count)]
+        if number not in self._written:
+            self._check()
+        return self._written[number]
 
     def close(self) -> None:
         """What is on its way may arrive; nothing is sent again."""

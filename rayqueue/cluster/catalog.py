@@ -5,13 +5,13 @@ Owns these rows of the META table, and writes each change through to it:
     c                      counters and the cluster's id
     b<broker>              a broker
     t<name>                a topic
-    u<group id>\\0<node>    a replica whose data was not made yet
-    k<node>                a replica of the coordinator that was added after the cluster was made, or, without a
+    u<group id>\\0<replica> a replica whose data was not made yet
+    k<replica>             a replica of the coordinator that was added after the cluster was made, or, without a
                            broker, one that has left
     e<group>               the generation up to which partitions have still to forget a group that expired
-    d<group id>\\0<node>    a replica of a deleted topic, or one that was replaced, that was not removed yet; maybe on
+    d<group id>\\0<replica> a replica of a deleted topic, or one that was replaced, that was not removed yet; maybe on
                            a broker that is forgotten, which removes it should it come back
-    x<group id>\\0<node>    a replica whose data is lost, and what it said of it
+    x<group id>\\0<replica> a replica whose data is lost, and what it said of it
     v<group id>            a replica that is being replaced
 
 Those of groups that went on without a majority are ``recoveries``'.

@@ -2,7 +2,7 @@
 
 Owns these rows of META, beside the catalog's:
 
-    p<group id>\\0<node>    a replica that is still to be moved
+    p<group id>\\0<replica> a replica that is still to be moved
     r                      the rebalance that is under way
 
 Whoever leads takes the moves from here, one after the other. A stop forgets

@@ -57,7 +57,7 @@ _SUM_2 = Struct("<QQ")
 _SUMMED_2 = (2, 3, 4, 5)
 _TABLES_2 = ((0, "offsets"), (1, "lanes"), (2, "producers"), (3, "groups"), (4, "members"), (5, "meta"))
 _CHECKPOINT = Struct("<QQI")
-_IDENTITY = Struct("<HHH")  # format, bytes of group and node. The format stays where it is in all formats
+_IDENTITY = Struct("<HHH")  # format, bytes of group and replica. The format stays where it is in all formats
 _WAL_BYTES = Struct("<Q")
 
 HARD = b"hard"
@@ -236,8 +236,8 @@ class Identity:
         return crc32c(f"{self.group_id}/{self.replica_id}".encode())
 
     def encode(self) -> bytes:
-        group, node = self.group_id.encode(), self.replica_id.encode()
-        head = _IDENTITY.pack(self.format, len(group), len(node)) + group + node + _WAL_BYTES.pack(self.wal_bytes)
+        group, replica = self.group_id.encode(), self.replica_id.encode()
+        head = _IDENTITY.pack(self.format, len(group), len(replica)) + group + replica + _WAL_BYTES.pack(self.wal_bytes)
         return head + msgspec.msgpack.encode(_Declared(self.schema, self.version, self.tables))
 
     @classmethod
@@ -245,22 +245,22 @@ class Identity:
         """``StoreFormatError``, with the number of the format that it has and of those that are known, unless it is
         known. Nothing else is read then: it may mean something else."""
         try:
-            found, group_size, node_size = _IDENTITY.unpack_from(value)
+            found, group_size, replica_size = _IDENTITY.unpack_from(value)
             if not OLDEST_FORMAT <= found <= FORMAT_VERSION:
                 raise _unknown_format(found)
             at = _IDENTITY.size
-            group, node = (
+            group, replica = (
                 value[at : at + group_size].decode(),
-                value[at + group_size : at + group_size + node_size].decode(),
+                value[at + group_size : at + group_size + replica_size].decode(),
             )
-            at += group_size + node_size
+            at += group_size + replica_size
             (wal_bytes,) = _WAL_BYTES.unpack_from(value, at)
             declared = _Declared("", 0, _TABLES_2)
             if found > 2:
                 declared = msgspec.msgpack.decode(value[at + _WAL_BYTES.size :], type=_Declared)
         except (error, UnicodeDecodeError, msgspec.MsgspecError) as failure:
             raise DamagedLogError(f"the store's identity cannot be read: {failure}") from failure
-        names = GroupId(group), ReplicaId(node)
+        names = GroupId(group), ReplicaId(replica)
         return cls(found, *names, wal_bytes, declared.schema, declared.version, declared.tables)
 
 

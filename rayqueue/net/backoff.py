@@ -12,6 +12,8 @@ from random import Random
 from rayqueue.config import ClientSettings
 from rayqueue.errors import OutcomeUnknownError, RayQueueError
 
+FOREVER_S = float("inf")
+
 
 def longest_s(min_ms: float, max_ms: float, failures: int) -> float:
     """The longest pause after so many failures in a row: twice as long after each."""
@@ -51,12 +53,20 @@ class Backoff:
 
 
 class Retry:
-    """The attempts at one call, for ``client.call_timeout_ms``."""
+    """The attempts at one call, for ``client.call_timeout_ms`` unless ``within_s`` says otherwise."""
 
-    def __init__(self, settings: ClientSettings, rng: Random, now_s: float, *, idempotent: bool = True) -> None:
+    def __init__(
+        self,
+        settings: ClientSettings,
+        rng: Random,
+        now_s: float,
+        *,
+        idempotent: bool = True,
+        within_s: float | None = None,
+    ) -> None:
         self._backoff = Backoff(settings, rng)
         self._idempotent = idempotent
-        self.deadline_s = now_s + settings.call_timeout_ms / 1000
+        self.deadline_s = now_s + (settings.call_timeout_ms / 1000 if within_s is None else within_s)
 
     def after(self, error: RayQueueError, now_s: float) -> float:
         """The pause before the next attempt. Raises the error if that cannot help, must not be, or took too long."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
+from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from rayqueue.errors import ClosedError, NotLeaderError, RayQueueError
@@ -22,18 +23,26 @@ _K = TypeVar("_K")
 _T = TypeVar("_T")
 _R = TypeVar("_R", bound=_Route)
 
+After = Callable[[RayQueueError, float], float]
+"""The pause after an attempt that failed so, now; raises the error if there is to be no other."""
+
 
 async def request(way: Callable[[], Awaitable[_R]], attempt: Callable[[_R], Awaitable[_T]], retry: Retry) -> _T:
     """The result of the first attempt that succeeds. Raises what ``retry`` says is not to be tried again.
 
     ``way`` finds the route, and is asked before every attempt: the replicas may be others by then.
     """
+    return await repeated(partial(once, way, attempt), retry.after)
+
+
+async def repeated(attempt: Callable[[], Awaitable[_T]], after: After) -> _T:
+    """The result of the first of these that succeeds."""
     clock_s = asyncio.get_running_loop().time
     while True:
         try:
-            return await once(way, attempt)
+            return await attempt()
         except RayQueueError as error:
-            pause_s = retry.after(error, clock_s())
+            pause_s = after(error, clock_s())
         await asyncio.sleep(pause_s)
 
 

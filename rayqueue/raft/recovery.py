@@ -36,7 +36,7 @@ from rayqueue.records.checksum import entry_crc
 class Standing:
     """The progress of a replica, by its own disk."""
 
-    members: ReplicaSet
+    replica_set: ReplicaSet
     term: Term
     last_term: Term
     last_index: Index
@@ -46,10 +46,10 @@ class Standing:
 
 def standing(store: LogStore) -> Standing:
     commit = Index(max(store.hard.commit, store.applied))
-    return Standing(members_of(store), store.hard.term, store.last_term, store.last_index, commit)
+    return Standing(replica_set_of(store), store.hard.term, store.last_term, store.last_index, commit)
 
 
-def members_of(store: LogStore) -> ReplicaSet:
+def replica_set_of(store: LogStore) -> ReplicaSet:
     """As of the end of its log; nobody, if it has not heard of its group yet."""
     for _, row in store.scan(MEMBERS, reverse=True):
         return ReplicaSet.decode(row)
@@ -66,7 +66,7 @@ def stand_alone(store: LogStore, epoch: int, commands: Sequence[bytes] = ()) -> 
 
     ``commands`` are written behind it, such as the record of what was done. All of it is durable, or nothing.
     """
-    known = members_of(store)
+    known = replica_set_of(store)
     if store.replica_id not in known.voters:
         raise MembershipError(f"{store.replica_id} does not vote in {store.group_id}; it cannot go on alone")
     if store.damaged is not None:
@@ -91,7 +91,7 @@ def stand_alone(store: LogStore, epoch: int, commands: Sequence[bytes] = ()) -> 
 def begin_anew(store: LogStore, epoch: int, state: bytes) -> None:
     """A new store is the only voter of its group in this epoch. Its log begins behind a checkpoint of ``state``, from
     which replicas that join are made as well. Not synced yet: the state machine takes the state over before."""
-    if store.last_index or store.hard.term or members_of(store).everyone:
+    if store.last_index or store.hard.term or replica_set_of(store).everyone:
         raise MembershipError(f"{store.replica_id} of {store.group_id} is not new; it cannot begin anew")
     alone = ReplicaSet(frozenset({store.replica_id}), epoch=epoch)
     store.set_hard(HardState(Term(1), None, Index(0)))

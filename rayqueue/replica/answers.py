@@ -6,7 +6,6 @@ threads are handed over together (``flush``). Belongs to the engine's thread.
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -37,14 +36,15 @@ class Pending:
 class Answers:
     """``damaged`` is told of damage that an answer reports, or that whoever takes it meets."""
 
-    def __init__(self, deliver: Deliver, damaged: Callable[[str], None]) -> None:
+    def __init__(self, deliver: Deliver, damaged: Callable[[str], None], clock: Callable[[], float]) -> None:
         self._deliver = deliver
         self._damaged = damaged
+        self._clock = clock
         self._waiting: deque[Pending] = deque()
         self._out: list[tuple[Answer, Any]] = []
 
     def pending(self, answer: Answer, *, inside: bool) -> Pending:
-        return Pending(answer, time.monotonic() + OUTCOME_TIMEOUT_S, inside)
+        return Pending(answer, self._clock() + OUTCOME_TIMEOUT_S, inside)
 
     def wait(self, pending: Pending) -> None:
         """Its outcome will come by ``give``, or its time is up some day."""

@@ -27,7 +27,7 @@ from rayqueue.replica.checks import Checks, Result
 from rayqueue.replica.settling import check_all_know
 
 if TYPE_CHECKING:
-    from rayqueue.replica.replica import Replica
+    from rayqueue.replica.core import ReplicaCore
 
 _log = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ class Appends:
     """On the engine's thread."""
 
     def __init__(
-        self, replica: Replica[Any], partition: Partition, settings: Settings, now_ms: Callable[[], int]
+        self, replica: ReplicaCore[Any], partition: Partition, settings: Settings, now_ms: Callable[[], int]
     ) -> None:
         """``now_ms`` is the time that the log is told."""
         log, calls = settings.log, settings.calls

@@ -32,6 +32,7 @@ from rayqueue.protocol.seals import Seals
 from rayqueue.protocol.topics import TopicInfo
 from rayqueue.raft.replica_set import ReplicaSet
 from rayqueue.replica.answers import Answer, Deliver, call_each
+from rayqueue.replica.core import ReplicaCore
 from rayqueue.replica.replica import Replica
 from rayqueue.replica.secret import secret_of
 from rayqueue.replica.service import Service
@@ -51,9 +52,9 @@ class ClusterView(NamedTuple):
     doomed: tuple[PlacedReplica, ...]
     coordinators: Mapping[ReplicaId, str]
     """The coordinator's replicas that were added after the cluster was made, and their brokers."""
-    members: ReplicaSet
+    replica_set: ReplicaSet
     """Of the coordinator's group."""
-    members_version: Index | None
+    replica_set_version: Index | None
     """None while a change of them is not committed."""
     expired: Mapping[str, int]
     """Groups that partitions have still to forget, and up to which generation."""
@@ -80,7 +81,7 @@ class ClusterView(NamedTuple):
 class CoordinatorService(Service):
     def __init__(
         self,
-        replica: Replica[CoordinatorService],
+        replica: ReplicaCore[CoordinatorService],
         machine: ClusterMachine,
         settings: Settings,
         on_change: Callable[[], None],

@@ -24,7 +24,7 @@ from rayqueue.replica.parking import Parking
 from rayqueue.replica.tail import Tail
 
 if TYPE_CHECKING:
-    from rayqueue.replica.replica import Replica
+    from rayqueue.replica.core import ReplicaCore
 
 _WOKEN_PER_TURN = 128
 """Waiting fetches that are answered in one turn, so that appends need not wait for thousands of them."""
@@ -61,7 +61,7 @@ class Fetches:
     """On the engine's thread."""
 
     def __init__(
-        self, replica: Replica[Any], partition: Partition, tail: Tail, disk: DiskReads, settings: CallSettings
+        self, replica: ReplicaCore[Any], partition: Partition, tail: Tail, disk: DiskReads, settings: CallSettings
     ) -> None:
         self.fetched_records = 0
         self.fetched_bytes = 0

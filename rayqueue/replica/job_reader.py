@@ -21,7 +21,7 @@ from rayqueue.replica.disk_reads import DiskReads
 from rayqueue.replica.tail import Tail
 
 if TYPE_CHECKING:
-    from rayqueue.replica.replica import Replica
+    from rayqueue.replica.core import ReplicaCore
 
 _CACHED_BYTES = 8 * 1024 * 1024
 
@@ -29,7 +29,7 @@ _CACHED_BYTES = 8 * 1024 * 1024
 class JobReader:
     """On the engine's thread; ``disk`` has others."""
 
-    def __init__(self, replica: Replica[Any], tail: Tail, disk: DiskReads) -> None:
+    def __init__(self, replica: ReplicaCore[Any], tail: Tail, disk: DiskReads) -> None:
         self._replica = replica
         self._tail = tail
         self._disk = disk

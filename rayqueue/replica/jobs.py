@@ -66,7 +66,7 @@ from rayqueue.replica.parking import Parking
 from rayqueue.replica.tail import Tail
 
 if TYPE_CHECKING:
-    from rayqueue.replica.replica import Replica
+    from rayqueue.replica.core import ReplicaCore
 
 _CHANGED_AT_ONCE = 500
 _REQUESTS_PER_ENTRY = 256
@@ -137,7 +137,7 @@ class Jobs:
     """On the engine's thread. Of a partition that is a log, it answers that it is none."""
 
     def __init__(
-        self, replica: Replica[Any], partition: Partition, tail: Tail, disk: DiskReads, settings: CallSettings
+        self, replica: ReplicaCore[Any], partition: Partition, tail: Tail, disk: DiskReads, settings: CallSettings
     ) -> None:
         self.time = QueueTime()
         self._replica = replica

@@ -50,7 +50,7 @@ from rayqueue.replica.settling import Settling
 from rayqueue.replica.tail import Tail
 
 if TYPE_CHECKING:
-    from rayqueue.replica.replica import Replica
+    from rayqueue.replica.core import ReplicaCore
 
 _EXPIRE_EVERY_S = 30.0
 """How often a leader looks for positions that nobody uses any more."""
@@ -60,7 +60,7 @@ _OF_LOGS = (calls.GetPosition, calls.GetLag, calls.Commit, calls.Pin, calls.Find
 
 
 class PartitionService(Service):
-    def __init__(self, replica: Replica[PartitionService], partition: Partition, settings: Settings) -> None:
+    def __init__(self, replica: ReplicaCore[PartitionService], partition: Partition, settings: Settings) -> None:
         self.tail = Tail.opened(partition, settings.log.cache_bytes)
         partition.watch(self.tail)
         limits = settings.calls

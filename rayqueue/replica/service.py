@@ -13,9 +13,43 @@ from rayqueue.protocol.frames import Frame
 from rayqueue.replica.measures import PartitionMeasures
 
 
-class Service(ABC):
-    """Made by a function that gets the replica, before its thread starts. An event that it leaves alone means nothing
-    to it."""
+class Events:
+    """What happens to a replica. An event that is left alone means nothing to whoever leaves it."""
+
+    # -- the leadership --------------------------------------------------------------------
+
+    def won(self) -> None:
+        """This replica was elected, and nothing is proposed in its term yet."""
+
+    def lead(self, now_s: float) -> None:
+        """It has applied all that was committed before its election."""
+
+    def lost(self, now_s: float) -> None:
+        """It leads no more."""
+
+    # -- turns -----------------------------------------------------------------------------
+
+    @property
+    def next_deadline_s(self) -> float:
+        """When ``tick`` is due though nothing happens (``time.monotonic``); ``inf`` for never, the past for at once."""
+        return float("inf")
+
+    def tick(self, now_s: float) -> None:
+        """Once per turn of the engine, after what was committed is applied."""
+
+    def gather(self) -> None:
+        """Once per turn, after the clients' requests were taken and before the engine steps: propose what was gathered
+        of them."""
+
+    def tables_synced(self) -> None:
+        """Snapshots of the store show all that is applied."""
+
+    def maintain(self, now_s: float) -> None:
+        """About once per second."""
+
+
+class Service(Events, ABC):
+    """Made by a function that gets the replica, before its thread starts."""
 
     # -- clients -------------------------------------------------------------------------
 
@@ -30,39 +64,6 @@ class Service(ABC):
     @abstractmethod
     def client_gone(self, client: int) -> None:
         """The connection is closed. Nothing can be sent to it any more; numbers are not used again."""
-
-    # -- the leadership --------------------------------------------------------------------
-
-    def won(self) -> None:  # noqa: B027
-        """This replica was elected, and nothing is proposed in its term yet."""
-
-    def lead(self, now_s: float) -> None:  # noqa: B027
-        """It has applied all that was committed before its election."""
-
-    @abstractmethod
-    def lost(self, now_s: float) -> None:
-        """It leads no more."""
-
-    # -- turns -----------------------------------------------------------------------------
-
-    @property
-    @abstractmethod
-    def next_deadline_s(self) -> float:
-        """When ``tick`` is due though nothing happens (``time.monotonic``); ``inf`` for never, the past for at once."""
-
-    @abstractmethod
-    def tick(self, now_s: float) -> None:
-        """Once per turn of the engine, after what was committed is applied."""
-
-    def gather(self) -> None:  # noqa: B027
-        """Once per turn, after the clients' requests were taken and before the engine steps: propose what was gathered
-        of them."""
-
-    def tables_synced(self) -> None:  # noqa: B027
-        """Snapshots of the store show all that is applied."""
-
-    def maintain(self, now_s: float) -> None:  # noqa: B027
-        """About once per second."""
 
     @abstractmethod
     def close(self) -> None:

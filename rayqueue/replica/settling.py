@@ -35,7 +35,7 @@ from rayqueue.protocol.transactions import (
 
 if TYPE_CHECKING:
     from rayqueue.replica.appends import Appends
-    from rayqueue.replica.replica import Replica
+    from rayqueue.replica.core import ReplicaCore
 
 _VERSION = 3
 """Of the replicas' protocol: the first whose replicas can apply entries about transactions."""
@@ -57,7 +57,7 @@ class Settling:
 
     def __init__(
         self,
-        replica: Replica[Any],
+        replica: ReplicaCore[Any],
         partition: Partition,
         appends: Appends,
         seals: Seals,

@@ -22,7 +22,7 @@ from rayqueue.partition import Partition, PartitionSettings
 from rayqueue.partition.machine import emptied_at
 from rayqueue.partition.tables import PARTITION
 from rayqueue.raft.engine import RaftEngine
-from rayqueue.raft.recovery import begin_anew, members_of, stand_alone, wire_name
+from rayqueue.raft.recovery import begin_anew, replica_set_of, stand_alone, wire_name
 from rayqueue.raft.replica_set import ReplicaSet
 from rayqueue.raft.tcp import TcpTransport
 from rayqueue.replica.answers import Deliver, call_each
@@ -35,13 +35,13 @@ PartitionReplica = Replica[PartitionService]
 
 
 def create_replica(
-    path: Path, group_id: GroupId, replica_id: ReplicaId, members: ReplicaSet | None, settings: Settings
+    path: Path, group_id: GroupId, replica_id: ReplicaId, replicas: ReplicaSet | None, settings: Settings
 ) -> None:
-    """Make a replica's data: one of a new group's first ``members``, or with None one that will be added to a group.
+    """Make a replica's data: one of a new group's first ``replicas``, or with None one that will be added to a group.
 
     It is there completely or not at all, whenever the process dies.
     """
-    prepare = None if members is None else lambda store: RaftEngine.bootstrap(store, members)
+    prepare = None if replicas is None else lambda store: RaftEngine.bootstrap(store, replicas)
     LmdbStore.create(path, group_id, replica_id, _lmdb_options(settings), prepare=prepare).close()
 
 
@@ -139,7 +139,7 @@ def open_replica(
 
 def _enter_epoch(store: LmdbStore, epoch: int, alone: bool) -> int:
     """The epoch that this replica is in."""
-    known = members_of(store)
+    known = replica_set_of(store)
     if known.epoch >= epoch or not known.everyone:  # one that has not heard of its group yet is told by its leader
         return max(known.epoch, epoch)
     if not alone:

@@ -251,7 +251,7 @@ class ProcessGroup:
                     # In the log is not yet committed: the leader proves that nobody can undo it.
                     self.confirm_leadership(leader)
                     return True
-                self._processes[leader].ask("change_members", change=change, replica_id=replica_id)
+                self._processes[leader].ask("change_replicas", change=change, replica_id=replica_id)
             except RayQueueError as error:
                 if not error.retriable:
                     raise

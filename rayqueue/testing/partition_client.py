@@ -1,23 +1,21 @@
 """A client of one partition: the connections and routes that producers and consumers use, one step at a time.
 
-For tests that must see every answer, or ask one replica in particular. Appending
-through it is what an idempotent producer does: find the leader, keep a few
-batches in flight, send what failed again with the same producer id, epoch and
-sequence, for as long as the error says that this may help.
+For tests that must see every answer, or ask one replica in particular. Batches that
+are appended one after the other go the way that a bridge's go (``rayqueue.bridge.append``),
+over the writer that producers have.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
-from itertools import islice
 from random import Random
 from typing import Any, TypeVar
 
+from rayqueue.bridge.append import Appends
 from rayqueue.client.io import IoThread
 from rayqueue.config import MIB, Settings
-from rayqueue.errors import OutcomeUnknownError, RayQueueError, TransportError
+from rayqueue.errors import OutcomeUnknownError, TransportError
 from rayqueue.ids import Offset, ReplicaId
 from rayqueue.net.backoff import Retry
 from rayqueue.net.channel import Channel
@@ -29,6 +27,7 @@ from rayqueue.partition import Appended, Fetched
 from rayqueue.protocol import data
 from rayqueue.protocol.calls import Call
 from rayqueue.protocol.data import ANY_LANE, READ_FOLLOWER, Cursor, FetchAnswer, FetchRequest
+from rayqueue.protocol.topics import TopicPartition
 from rayqueue.records import BatchHeader
 from rayqueue.testing.load import LoadReport, drive
 
@@ -78,27 +77,38 @@ class PartitionClient:
 
     def append(self, batch: bytes, *, via: ReplicaId | None = None, timeout_s: float = CALL_TIMEOUT_S) -> Appended:
         """Append a batch; returns once a majority has it on disk."""
-        if via is None:
-            return next(self.append_each([batch], timeout_s=timeout_s))
-        return _at_offset(self._run(self._at(via, lambda channel: channel.append(batch)), timeout_s))
+
+        def send(channel: Channel) -> Awaitable[data.Appended]:
+            return channel.append(batch)
+
+        idempotent = BatchHeader.parse(batch).producer_id != 0
+        work = self._led(send, timeout_s, idempotent=idempotent) if via is None else self._at(via, send)
+        return _at_offset(self._run(work, timeout_s))
 
     def append_each(
         self, batches: Iterable[bytes], *, in_flight: int = 1, timeout_s: float = _PROGRESS_TIMEOUT_S
     ) -> Iterator[Appended]:
-        """Append by whoever leads, at most ``in_flight`` unanswered at a time; answers come in order.
-
-        What failed is sent again, with all that was sent after it. ``timeout_s`` bounds the time without any progress.
+        """Append numbered batches by whoever leads, as producers and bridges do (``rayqueue.net.writer``), at most
+        ``in_flight`` unanswered at a time; answers come in order. ``timeout_s`` bounds the time without any progress.
         """
-        source = iter(batches)
-        window = _Window()
-        while True:
-            window.batches.extend(islice(source, in_flight - len(window.batches)))
-            if not window.batches:
-                return
-            idempotent = BatchHeader.parse(window.batches[0]).producer_id != 0
-            answer = self._run(self._led(window.first_answer, timeout_s, idempotent=idempotent), timeout_s)
-            window.batches.popleft()
-            yield _at_offset(answer)
+        appends = self._io.call(self._appends(timeout_s))
+        sent = answered = 0
+        try:
+            for batch in batches:
+                self._io.call(appends.put(batch))
+                sent += 1
+                if sent - answered == in_flight:
+                    yield _at_offset(self._io.call(appends.answer(answered)))
+                    answered += 1
+            while answered < sent:
+                yield _at_offset(self._io.call(appends.answer(answered)))
+                answered += 1
+        finally:
+            self._io.loop.call_soon_threadsafe(appends.close)
+
+    async def _appends(self, timeout_s: float) -> Appends:
+        place = TopicPartition(self._group_id, 0)
+        return Appends(place, self._way, self._settings.client, patience_ms=round(timeout_s * 1000))
 
     def load(self, batch: bytes, count: int, in_flight: int, *, timeout_s: float = 600.0) -> LoadReport:
         """Append the batch so many times by whoever leads now, and measure (``rayqueue.testing.load``)."""
@@ -162,8 +172,7 @@ class PartitionClient:
             return await ask(await route.leader())
 
         now_s = asyncio.get_running_loop().time()
-        retry = Retry(self._settings.client, self._rng, now_s, idempotent=idempotent)
-        retry.deadline_s = now_s + timeout_s
+        retry = Retry(self._settings.client, self._rng, now_s, idempotent=idempotent, within_s=timeout_s)
         return await request(self._way, attempt, retry)
 
     async def _way(self) -> GroupRoute:
@@ -174,28 +183,3 @@ def _at_offset(answer: data.Appended) -> Appended:
     if answer.base_offset is None:
         raise TransportError("a majority has the batch, and its offset is not told")
     return Appended(Offset(answer.base_offset), answer.count, answer.duplicate)
-
-
-class _Window:
-    """Batches that are not acknowledged, and the attempts at the first of them, all over one connection."""
-
-    def __init__(self) -> None:
-        self.batches: deque[bytes] = deque()
-        self._sent: deque[asyncio.Future[data.Appended]] = deque()
-        self._channel: Channel | None = None
-
-    async def first_answer(self, leader: Channel) -> data.Appended:
-        """An error ends all attempts: the next one sends all of them again, in order."""
-        if not self._sent or self._channel is None:
-            self._channel = leader
-        channel = self._channel
-        self._sent.extend(channel.append(batch) for batch in islice(self.batches, len(self._sent), None))
-        try:
-            answer = await asyncio.shield(self._sent[0])
-        except RayQueueError:
-            for attempt in self._sent:
-                attempt.cancel()
-            self._sent.clear()
-            raise
-        self._sent.popleft()
-        return answer

@@ -105,13 +105,13 @@ class ReplicaServer:
     def on_setup_report(self, answer: Answer) -> None:
         answer(None if self._setup_report is None else self._setup_report())
 
-    def on_change_members(self, answer: Answer, *, change: str, replica_id: ReplicaId) -> None:
+    def on_change_replicas(self, answer: Answer, *, change: str, replica_id: ReplicaId) -> None:
         changed: Callable[[ReplicaSet], ReplicaSet] = {
             "add_learner": lambda members: members.with_learner(replica_id),
             "promote": lambda members: members.with_voter(replica_id),
             "remove": lambda members: members.without(replica_id),
         }[change]
-        self.replica.change_members(changed, answer)
+        self.replica.change_replicas(changed, answer)
 
     def on_transfer(self, answer: Answer, *, target: ReplicaId) -> None:
         self.replica.transfer_leadership(target, answer)

@@ -16,6 +16,7 @@ from rayqueue.client.consumer.subscription import ChangeKind, Subscription
 from rayqueue.errors import NotLeaderError, RayQueueError, StaleGenerationError
 from rayqueue.net.write_queue import WriteQueue
 from rayqueue.net.write_window import WriteWindow
+from rayqueue.partition import Admission
 from rayqueue.protocol.calls import Position
 from rayqueue.protocol.data import FetchAnswer
 from tests.sim.app_world import AppWorld
@@ -121,6 +122,11 @@ def _same_epoch(queue: WriteQueue) -> None:
 
 
 _begin_epoch = WriteQueue.begin_epoch
+
+
+def _applied_only(admission: Admission) -> tuple[int, int]:
+    backlog = admission._partition.backlog()
+    return backlog.records, backlog.size_bytes
 
 
 _mutation = AppMutation.of
@@ -265,5 +271,28 @@ APP_MUTATIONS = (
         _end_in_memory,
         "app_leave",
         manners=Manners(listened=True),
+    ),
+    _mutation(
+        "bound_of_what_is_applied",
+        "a bound does not count what is proposed already",
+        Invariant.BOUNDED,
+        Admission,
+        "_present",
+        _applied_only,
+        bound=6,
+    ),
+    _mutation(
+        "bound_at_once",
+        "a new leader judges by a bound before it has applied what it found",
+        Invariant.BOUNDED,
+        Admission,
+        "_check_settled",
+        lambda admission: None,
+        "pause",
+        "transfer",
+        "kill",
+        size=3,
+        manners=Manners(),
+        bound=6,
     ),
 )

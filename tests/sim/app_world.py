@@ -11,7 +11,7 @@ an outcome, and every group comes to the end. All the while, and at the end,
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from random import Random
 from typing import Any
@@ -43,6 +43,10 @@ WEATHERS = ("drop", "duplicate", "slow", "reorder")
 NODE_FAULTS = ("partition", "one_way", "pause", "kill", "kill_in_sync", "power_loss", "disk_full", "transfer")
 APP_FAULTS = ("app_pause", "app_cut", "app_kill", "app_reset", "app_leave")
 FAULTS = (*WEATHERS, *NODE_FAULTS, *APP_FAULTS, "app_slow")
+MIXED = "mixed"
+"""Some replicas are of the release before, until they are started again."""
+BUSY = "busy"
+"""Threads of replicas have other things to do now and then. Dice of their own say whether it is so."""
 
 SAFETY_S = 8.0
 HEAL_S = 40.0
@@ -74,12 +78,20 @@ class PartitionChecker(Checker):
         self.reads.on_applied = self._applied
 
     def _applied(self, entry: Entry, answer: Any) -> None:
-        if entry.payload[0] == BATCH_TAG or not isinstance(answer, Committed):
+        if entry.payload[0] == BATCH_TAG:
+            self._check_bound()
+            return
+        if not isinstance(answer, Committed):
             return
         commit = decode(entry.payload)
         if isinstance(commit, CommitOffsets) and commit.offsets:
             self.commits += 1
             self._app_world.groups[commit.group].committed(self._number, commit)
+
+    def _check_bound(self) -> None:
+        bound, backlog = self.reads.machine.settings.max_backlog_records, self.reads.machine.backlog()
+        if bound is not None and backlog.records > bound:
+            raise BrokenError(Invariant.BOUNDED, f"{backlog.records} records wait for the group; the bound is {bound}")
 
     def _check_acks(self, accepted: list[tuple[int, BatchHeader]]) -> None:
         """``ProducerHistory`` does, record by record and over all epochs."""
@@ -87,7 +99,9 @@ class PartitionChecker(Checker):
 
 class AppWorld:
     """One seed's universe. ``faults`` narrows what may go wrong, ``manners`` how consumers read; None lets the seed
-    draw. ``zombies``: what happens to applications happens to consumers, and lasts longer than their sessions do."""
+    draw. ``zombies``: what happens to applications happens to consumers, and lasts longer than their sessions do.
+    ``bound``: of each partition's backlog; 0 for none. Then there is one group, which never goes back: nothing but
+    what is admitted makes the backlog longer."""
 
     def __init__(
         self,
@@ -97,8 +111,12 @@ class AppWorld:
         manners: Manners | None = None,
         *,
         zombies: bool = False,
+        bound: int | None = None,
     ) -> None:
         self.seed = seed
+        self._mixed, self._busy = drawn_apart(MIXED, seed, faults), drawn_apart(BUSY, seed, faults)
+        drawn_bound = Random(f"bounds {seed}").choice((0, 0, 0, 0, 6)) if faults is None else 0
+        self.bound = (drawn_bound if bound is None else bound) or None
         self._zombies = zombies
         self.rng = Random(f"applications {seed}")
         self._dice = Random(f"dice {seed}")
@@ -153,6 +171,8 @@ class AppWorld:
             raft_settings=_raft(),
         )
         made.brokers = BROKERS
+        made.release_rng = Random(f"releases {group_id} {self.seed}") if self._mixed else None
+        made.busy_rng = Random(f"busy {group_id} {self.seed}") if self._busy else None
         self._group_ids[group_id] = made
         return made
 
@@ -160,18 +180,22 @@ class AppWorld:
         self.coordinators: Ensemble[CoordinatorNode] = self._ensemble("coordinator", COORDINATOR)
         self.coordinators.checker = LogChecker()
         self.coordinators.start(CoordinatorNode, [f"c{number}" for number in range(self.rng.choice((1, self.size)))])
-        settings = TopicSettings(partitions=self.partitions, replication=self.size, lanes=self.lanes)
+        settings = TopicSettings(
+            partitions=self.partitions, replication=self.size, lanes=self.lanes, max_backlog_records=self.bound
+        )
         topic = self._create_topic(TOPIC, settings)
         for each in topic.partitions:
             group: Ensemble[PartitionNode] = self._ensemble(each.group_id, PARTITION)
-            group.partition_settings = PartitionSettings(lanes=self.lanes)
+            group.partition_settings = PartitionSettings(lanes=self.lanes, max_backlog_records=self.bound)
             checker = PartitionChecker(self, group, each.number)
             group.checker = checker
             self.ensembles[each.number] = group
             self.logs[each.number] = PartitionLog(checker.reads)
             group.start(PartitionNode, [replica.replica_id for replica in each.replicas])
-        for name in ("billing", "search")[: self.rng.choice((1, 1, 2))]:
-            how = self._how[name] = self._manners or Manners.drawn(self.rng)
+        groups = self.rng.choice((1, 1, 2))
+        for name in ("billing", "search")[: 1 if self.bound else groups]:
+            how = self._manners or Manners.drawn(self.rng)
+            how = self._how[name] = replace(how, seeks=False) if self.bound else how
             self.groups[name] = GroupHistory(name, self.logs, at_most_once=how.delivery == "at_most_once")
 
     def _create_topic(self, name: str, settings: TopicSettings) -> TopicInfo:
@@ -191,7 +215,7 @@ class AppWorld:
             raise made[0]
         topic: TopicInfo = made[0]
         replicas = tuple((each.group_id, replica.replica_id) for each in topic.partitions for replica in each.replicas)
-        leader.call(lambda: void(leader.propose(encode_command(ReplicasMade(replicas)), void)))
+        leader.propose(encode_command(ReplicasMade(replicas)), void)
         return topic
 
     # -- what goes wrong ---------------------------------------------------------------------
@@ -323,7 +347,7 @@ class AppWorld:
             self.clock.at(rng.uniform(begin, end), self._weather)
         self.clock.run_until(end)
         self._heal()
-        self.producers.check(self.logs)
+        self.producers.check(self.logs, ordered=self.bound is None)
         for group in self.ensembles.values():
             checker = group.checker
             assert isinstance(checker, PartitionChecker)
@@ -391,6 +415,11 @@ class AppWorld:
             sum(len(handed) for group in self.groups.values() for handed in group.handed.values()),
             sum(checker.commits for checker in checkers if isinstance(checker, PartitionChecker)),
         )
+
+
+def drawn_apart(fault: str, seed: int, faults: frozenset[str] | None) -> bool:
+    """By dice of its own: it changes nothing in the schedules that do not have it."""
+    return Random(f"{fault} {seed}").random() < 0.2 if faults is None else fault in faults
 
 
 def void(_: Any) -> None: ...

@@ -376,7 +376,6 @@ CLUSTER_MUTATIONS = (
         *("brokers", "partition", "kill", "pause"),
         also=(Invariant.ONE_LEADER, Invariant.ONE_LOG, Invariant.NO_SELF_STOP, Invariant.PROGRESS),
         size=3,
-        first_seed=100,
     ),
     _mutation(
         "growth_unmarked",

@@ -7,7 +7,6 @@ directions, which breaks when either side dies or an answer takes too long.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +18,9 @@ from rayqueue.ids import GroupId, ReplicaId
 from rayqueue.protocol.calls import CoordinatorCall
 from rayqueue.protocol.seals import Seals
 from rayqueue.raft.replica_set import ReplicaSet
+from rayqueue.replica.answers import Answer
+from rayqueue.replica.core import ReplicaCore
+from rayqueue.replica.service import Events
 from tests.sim.node import EngineNode
 
 if TYPE_CHECKING:
@@ -28,8 +30,6 @@ BROKERS = tuple(AliveBroker(f"b{number}", f"host{number % 2}") for number in ran
 CALL_TIMEOUT_S = 1.0
 _SEALS = Seals(b"only for this world")
 
-Answer = Callable[[Any], None]
-
 
 class ClusterNode(EngineNode):
     def __init__(self, world: ClusterWorld, replica_id: ReplicaId, members: ReplicaSet | None) -> None:
@@ -38,46 +38,21 @@ class ClusterNode(EngineNode):
 
     def open_machine(self) -> ClusterMachine:
         self.machine = ClusterMachine(self.disk)
-        self.proposed = False
-        self.led_term: int | None = None
-        self.coordinator = Coordinator(self.machine, self.world.settings, _SEALS, self._propose_entry, self._confirm)
-        self.coordinator.set_brokers(0, BROKERS)
         return self.machine
 
-    def _propose_entry(self, payload: bytes, answer: Answer) -> None:
-        self.engine.propose(payload, answer)
-        self.proposed = True
+    def make_service(self, core: ReplicaCore[Any]) -> Events:
+        def propose(payload: bytes, answer: Answer) -> None:
+            core.propose(payload, answer)
 
-    def _confirm(self, answer: Answer) -> None:
-        self.engine.confirm_leadership(answer)
-        self.proposed = True
+        self.coordinator = Coordinator(self.machine, self.world.settings, _SEALS, propose, core.confirm)
+        self.coordinator.set_brokers(0, BROKERS)
+        return _Coordinating(self)
 
     def started(self) -> None:
         self.world.checker.watch_commit(self)
 
     def after_step(self) -> None:
-        self.proposed = False
-        now, engine = self.world.clock.now, self.engine
-        term = engine.term if engine.is_leader else None
-        if term != self.led_term:
-            self.led_term = term
-            if term is None:
-                self.coordinator.unlead()
-            else:
-                self.coordinator.lead(now, replica_id=self.replica_id, term=term)
         self.world.checker.after_step(self)
-
-    def before_sync(self) -> None:
-        if self.coordinator.next_deadline_s <= self.world.clock.now:
-            self.coordinator.tick(self.world.clock.now)
-
-    @property
-    def own_deadline(self) -> float:
-        return self.coordinator.next_deadline_s
-
-    @property
-    def has_work(self) -> bool:
-        return super().has_work or self.proposed
 
     def killed(self) -> None:
         self.world.on_killed(self)
@@ -87,6 +62,27 @@ class ClusterNode(EngineNode):
 
     def disconnected(self, client: int) -> None:
         self.call(lambda: self.coordinator.disconnected(self.world.clock.now, client))
+
+
+class _Coordinating(Events):
+    """What ``CoordinatorService`` does for the coordinator."""
+
+    def __init__(self, node: ClusterNode) -> None:
+        self._node = node
+        self._coordinator = node.coordinator
+
+    def lead(self, now_s: float) -> None:
+        self._coordinator.lead(now_s, replica_id=self._node.replica_id, term=self._node.engine.term)
+
+    def lost(self, now_s: float) -> None:
+        self._coordinator.unlead()
+
+    @property
+    def next_deadline_s(self) -> float:
+        return self._coordinator.next_deadline_s
+
+    def tick(self, now_s: float) -> None:
+        self._coordinator.tick(now_s)
 
 
 class Connection:

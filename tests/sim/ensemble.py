@@ -21,7 +21,7 @@ from rayqueue.raft.transport import Event, Received
 from tests.sim.checker import LogChecker
 from tests.sim.network import Clock, Network, Weather
 from tests.sim.node import new_disk, peer_back, peer_gone
-from tests.sim.served import ServedNode
+from tests.sim.served import OLD_VERSION, ServedNode
 from tests.sim.sockets import Internet, endpoint_of
 
 NodeT = TypeVar("NodeT", bound=ServedNode)
@@ -33,6 +33,10 @@ class Ensemble(Generic[NodeT]):
     checker: LogChecker
     partition_settings = PartitionSettings()
     brokers: Sequence[AliveBroker] = ()
+    release_rng: Random | None = None
+    """The dice that say which replicas begin with the release before."""
+    busy_rng: Random | None = None
+    """The dice of threads that are busy now and then."""
 
     def __init__(
         self,
@@ -57,11 +61,18 @@ class Ensemble(Generic[NodeT]):
         self.network = Network(clock, rng)
         self.snapshots = 0
         self.nodes: dict[ReplicaId, NodeT] = {}
+        self.versions: dict[ReplicaId, int] = {}
+        """Of the replicas' protocol, of those that are of an older release still; the next start is their upgrade."""
 
     def start(self, kind: Callable[[Ensemble[NodeT], ReplicaId, ReplicaSet], NodeT], replicas: Iterable[str]) -> None:
         members = ReplicaSet.of(replicas)
         for replica_id in sorted(members.voters):
-            self.nodes[replica_id] = kind(self, replica_id, members)
+            rng = self.release_rng
+            if rng is not None and rng.random() < 0.5:
+                self.versions[replica_id] = OLD_VERSION
+            self.nodes[replica_id] = node = kind(self, replica_id, members)
+            if rng is not None:
+                self.clock.after(rng.uniform(0.5, 5), partial(self.kill, node))
 
     # -- tests.sim.node.NodeWorld ---------------------------------------------------------
 
@@ -152,6 +163,7 @@ class Ensemble(Generic[NodeT]):
     def heal(self) -> None:
         self.network.weather = Weather()
         self.network.cut(set())
+        self.versions.clear()
         for node in self.nodes.values():
             node.disk_is_full = False
             self.restart(node)

@@ -21,6 +21,8 @@ class Invariant(Enum):
     NO_SELF_STOP = "no replica meets a state that it takes for impossible"
     OPENS = "a store opens after any loss of power"
     SAME_STATE = "a replica has the state that the log gives"
+    TOLD = "a service is told of a leadership before anything is proposed in it"
+    UPGRADABLE = "nothing is written that a replica of the release before, if there is one, could not apply"
     # Of a partition.
     ON_A_MAJORITY = "an acknowledged batch is committed, and on the disks of a majority"
     ONE_ANSWER = "a batch has one place"
@@ -32,6 +34,7 @@ class Invariant(Enum):
     DAMAGED_FOLLOWS = "a replica that knows of damage does not lead"
     FENCED = "no commit of an older generation succeeds after a newer one's claim"
     POSITIONS = "a group's position is the one that the log gives"
+    BOUNDED = "a partition's backlog is never longer than its bound"
     RETAINED = "no trim passes a record that a group has not committed, or has pinned"
     # Of the cluster.
     GENERATIONS = "a generation of a group is one state, and they never go back"

@@ -26,13 +26,14 @@ from rayqueue.net.backoff import Retry
 from rayqueue.net.channel import Channel
 from rayqueue.net.requests import request
 from rayqueue.net.route import GroupRoute
-from rayqueue.partition import Partition, PartitionSettings
+from rayqueue.partition import PartitionSettings
 from rayqueue.partition.jobs import moving
 from rayqueue.partition.tables import PARTITION
 from rayqueue.protocol import jobs as protocol
 from rayqueue.protocol.calls import Call
 from rayqueue.protocol.jobs import JOB_HEADER, DeadJob, JobOptions, Leased, Settlement, encode_options
 from rayqueue.records import BatchHeader, RecordBatch
+from rayqueue.replica.core import ReplicaCore
 from rayqueue.replica.jobs import QueueTime
 from rayqueue.replica.partition_service import PartitionService
 from tests.sim.app_world import _raft, _settings
@@ -79,12 +80,12 @@ class JobNode(PartitionNode):
 
     service: PartitionService
 
-    def make_service(self) -> tuple[Partition, PartitionService]:
-        machine, service = super().make_service()
+    def make_service(self, core: ReplicaCore[Any]) -> PartitionService:
+        service = super().make_service(core)
         world = cast("JobEnsemble", self.group).world
         node = self.replica_id
         service.jobs.time = QueueTime(lambda: EPOCH_MS + int(world.clock.now * 1000) + world.skews_ms.get(node, 0))
-        return machine, service
+        return service
 
     def started(self) -> None:
         super().started()

@@ -26,11 +26,12 @@ from rayqueue.raft.engine import RaftEngine
 from rayqueue.raft.messages import AppendEntries, AppendReply, Message, PreVote, RequestVote
 from rayqueue.raft.progress import Pace, Progress
 from rayqueue.raft.replica_set import ReplicaSet
+from rayqueue.replica.core import ReplicaCore
 from tests.sim import frame
 from tests.sim.grown import GrownWorld
 from tests.sim.invariants import BrokenRule, Invariant
 from tests.sim.node import SimNode, new_disk
-from tests.sim.world import RESTORE, World
+from tests.sim.world import BUSY, RESTORE, World
 
 
 class Mutation(frame.Mutation):
@@ -511,6 +512,15 @@ MUTATIONS = (
         _resolve_by_the_mark,
         frozenset({"kill", "partition", "slow", "pause"}),
         first_seed=90,
+    ),
+    Mutation(
+        "looks_after_calls",
+        "a call proposes before the service is told of the leadership that a message began",
+        _breaks(Invariant.TOLD),
+        ReplicaCore,
+        "_begin",
+        lambda core: core.clients.new_turn(),
+        frozenset({BUSY, "transfer"}),
     ),
 )
 

@@ -1,31 +1,38 @@
-"""One simulated replica: the real loop, engine and state machine on a disk that can lose power.
+"""One simulated replica: the real core, engine and state machine on a disk that can lose power.
 
-It drives ``rayqueue.replica.loop`` as the replica's thread does, in virtual
+It takes the turns of ``rayqueue.replica.core`` as the replica's thread does, in virtual
 time: a write takes time, and a crash may come before, inside or after it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from random import Random
 from typing import TYPE_CHECKING, Any, Protocol
 
-from rayqueue.config import RaftSettings
+from rayqueue.config import CallSettings, RaftSettings
 from rayqueue.errors import DamagedLogError, DiskFullError, InvariantBrokenError, RayQueueError, StorageError
 from rayqueue.ids import GroupId, ReplicaId
 from rayqueue.log.memory_store import MemoryDisk, MemoryStore
 from rayqueue.log.store import Schema
 from rayqueue.log.wal import SECTOR_BYTES
 from rayqueue.partition import Admission, Partition, read_lanes
+from rayqueue.protocol.calls import ReplicaStatus
 from rayqueue.protocol.data import Cursor
 from rayqueue.raft.engine import Done, RaftEngine
+from rayqueue.raft.handshake import SPEAKS
 from rayqueue.raft.machine import StateMachine
 from rayqueue.raft.messages import Message
 from rayqueue.raft.replica_set import ReplicaSet
 from rayqueue.raft.transport import Event, PeerDown, PeerUp, Received
-from rayqueue.replica.loop import Loop, Written
+from rayqueue.replica.answers import Answer, call_each
+from rayqueue.replica.clients import Clients
+from rayqueue.replica.core import ReplicaCore
+from rayqueue.replica.inbox import Inbox
+from rayqueue.replica.loop import Written
 from rayqueue.replica.scrub import Scrubber
+from rayqueue.replica.service import Events
 from rayqueue.replica.tail import Tail
 from tests.sim.invariants import BrokenError, Invariant
 from tests.sim.network import Clock
@@ -41,7 +48,7 @@ class PowerLossError(Exception):
 SEGMENT_BYTES = 2_000
 TRIM_ENTRIES = 8
 
-Answer = Callable[[Any], None]
+MAX_FRAME_BYTES = 1 << 20
 
 
 class NodeWorld(Protocol):
@@ -76,7 +83,7 @@ def new_disk(
 
 
 class EngineNode:
-    """The loop around an engine. What the log means, and who watches, is a subclass's."""
+    """The turns of a core. What the log means, who serves and who watches, is a subclass's."""
 
     def __init__(self, world: NodeWorld, group_id: GroupId, replica_id: ReplicaId, members: ReplicaSet | None) -> None:
         self._world = world
@@ -103,28 +110,27 @@ class EngineNode:
     def open_machine(self) -> StateMachine:
         raise NotImplementedError
 
+    def make_service(self, core: ReplicaCore[Any]) -> Events:
+        raise NotImplementedError
+
+    def busy_s(self) -> float:
+        """How long the thread has something else to do, so that its next turn finds more than one thing."""
+        return 0.0
+
+    @property
+    def call_settings(self) -> CallSettings:
+        return CallSettings()
+
     def started(self) -> None:
-        """The engine is there, on a machine that was just opened."""
+        """The core is there, on a machine that was just opened."""
 
     def after_step(self) -> None:
         """The engine has stepped; nothing was answered yet."""
 
-    def before_sync(self) -> None:
-        """All answers of the step were given."""
-
-    def tables_synced(self) -> None:
-        """Snapshots see all that was applied."""
-
     @property
-    def must_settle(self) -> bool:
-        """Somebody waits until snapshots see all that is applied now."""
-        return False
-
-    def synced(self) -> None:
-        """All of the turn is durable, and nothing was promised yet."""
-
-    def published(self) -> None:
-        """The turn is over."""
+    def versions(self) -> Mapping[ReplicaId, int]:
+        """Of the replicas' protocol, by replica; who is missing has the newest."""
+        return {}
 
     def killed(self) -> None:
         pass
@@ -134,15 +140,6 @@ class EngineNode:
         """Bits of its disk have flipped."""
         return self._world.is_spoiled(self.replica_id)
 
-    @property
-    def own_deadline(self) -> float:
-        return float("inf")
-
-    @property
-    def has_work(self) -> bool:
-        """True if another step is due at once."""
-        return bool(self.inbox or self.calls or self.engine.busy)
-
     # -- being killed and coming back ----------------------------------------------
 
     def start(self) -> None:
@@ -150,8 +147,7 @@ class EngineNode:
         self.life += 1
         self.alive = True
         self.in_turn = False
-        self.inbox: list[Event] = []
-        self.calls: list[Callable[[], None]] = []
+        self.events: list[Event] = []
         self.syncing = False
         self.doom: Callable[[], None] | None = None
         """What happens in the middle of the next write."""
@@ -161,18 +157,11 @@ class EngineNode:
         dice = Random(world.rng.random())
         try:
             machine = self.open_machine()
-            self.engine = RaftEngine(self.disk, machine, world.raft_settings, dice, world.clock.now)
+            self.core = SimCore(self, machine, dice)
         except DamagedLogError as error:
             self._cannot_start(error)
             return
-        self.loop = Loop(
-            self.engine,
-            self.disk,
-            send=self._send,
-            take_calls=self._take_calls,
-            stepped=self._stepped,
-            troubled=self._cannot_write,
-        )
+        self.engine, self.loop = self.core.engine, self.core._loop
         self.checked_commit = min(self.checked_commit, self.engine.commit)
         self.started()
         self._run()
@@ -255,17 +244,16 @@ class EngineNode:
         self.alive = False
         self.broken = True
 
-    # -- the loop -----------------------------------------------------------------------
+    # -- turns ------------------------------------------------------------------------
 
     def take(self, event: Event) -> None:
         if self.alive:
-            self.inbox.append(event)
+            self.events.append(event)
             self._run()
 
     def call(self, action: Callable[[], None]) -> None:
         if self.alive:
-            self.calls.append(action)
-            self._run()
+            self.core.run(action)
 
     def pause(self, duration: float) -> None:
         self.paused = True
@@ -276,10 +264,17 @@ class EngineNode:
         if self.alive:
             self._run()
 
+    def _wake_up(self) -> None:
+        if not self.in_turn:  # which takes what is put meanwhile, or has another one follow
+            self._run()
+
     def _run(self) -> None:
         if self.in_turn:
             raise AssertionError("the simulator began a turn inside a turn: nothing was synced between two steps")
         if self.alive and not self.paused and not self.syncing:
+            if busy_s := self.busy_s():
+                self.pause(busy_s)
+                return
             self.in_turn = True
             try:
                 self._turn()
@@ -289,14 +284,13 @@ class EngineNode:
                 self.in_turn = False
 
     def _turn(self) -> None:
-        world, engine = self._world, self.engine
-        inbox, self.inbox = self.inbox, []
-        self.loop.first_half(world.clock.now, inbox)
-        if not engine.is_leader or world.rng.random() < 0.3:
-            engine.maintain(SEGMENT_BYTES, TRIM_ENTRIES)
-        must_settle = self.must_settle
-        self.settle = world.disk_rng.random() < 0.1 or must_settle
-        if self.loop.must_write or must_settle or (self.disk.dirty and world.rng.random() < 0.2):
+        world, core = self._world, self.core
+        events, self.events = self.events, []
+        core.first_half(events)
+        if not self.engine.is_leader or world.rng.random() < 0.3:
+            self.engine.maintain(SEGMENT_BYTES, TRIM_ENTRIES)
+        self.settle = world.disk_rng.random() < 0.1 or core.must_settle
+        if core.must_write or (self.disk.dirty and world.rng.random() < 0.2):
             self.syncing = True
             life, took_s = self.life, world.sync_time()
             world.clock.after(took_s, lambda: self._synced(life))
@@ -304,19 +298,7 @@ class EngineNode:
                 world.clock.after(world.disk_rng.random() * took_s, self.doom)
                 self.doom = None
         else:
-            self._promise()
-
-    def _take_calls(self) -> bool:
-        calls, self.calls = self.calls, []
-        for action in calls:
-            action()
-        return bool(calls)
-
-    def _stepped(self, done: list[Done]) -> None:
-        self.after_step()
-        for each in done:
-            each.context(each.result)
-        self.before_sync()
+            self._end_turn(promised=True)
 
     def _synced(self, life: int) -> None:
         if life != self.life or not self.alive:
@@ -325,29 +307,22 @@ class EngineNode:
             self._world.clock.after(0.01, lambda: self._synced(life))
             return
         self.syncing = False
-        written = self.loop.write(self._world.clock.now, tables=self.settle)
-        if written is not Written.NOTHING and not self.disk.dirty:
-            self.tables_synced()
-        if written is Written.ALL:
-            self.synced()
-            self._promise()
-        else:
-            self.published()
-            self._sleep()
+        self._end_turn(promised=self.core.write(tables=self.settle) is Written.ALL)
 
-    def _promise(self) -> None:
-        self.loop.second_half()
-        self.published()
+    def _end_turn(self, *, promised: bool) -> None:
+        if promised:
+            self.core.promise()
+        self.core.publish()
         self._sleep()
 
     def _sleep(self) -> None:
         now = self._world.clock.now
         if self.loop.read_only:
             self._wake(self.loop.retry_at_s)
-        elif self.has_work:
+        elif self.core.busy or self.events:
             self._wake(now)
         else:
-            self._wake(max(min(self.engine.next_deadline, self.own_deadline), now) + 0.001)
+            self._wake(max(self.core.next_deadline_s, now) + 0.001)
 
     def _wake(self, when: float) -> None:
         life = self.life
@@ -365,27 +340,63 @@ class EngineNode:
     # -- what clients and operators ask -----------------------------------------------------
 
     def propose(self, payload: bytes, answer: Answer) -> None:
-        self._ask(lambda: self.engine.propose(payload, answer), answer)
+        if self.alive:
+            self.core.command(payload, answer)
 
     def confirm(self, answer: Answer) -> None:
-        self._ask(lambda: self.engine.confirm_leadership(answer), answer)
+        if self.alive:
+            self.core.confirm_leadership(answer)
 
     def change(self, how: Callable[[ReplicaSet], ReplicaSet], answer: Answer) -> None:
-        self._ask(lambda: self.engine.change_replicas(how(self.engine.replica_set), answer), answer)
+        if self.alive:
+            self.core.change_replicas(how, answer)
 
     def transfer(self, target: ReplicaId, answer: Answer) -> None:
-        self._ask(lambda: self.engine.transfer_leadership(target, self._world.clock.now, answer), answer)
+        if self.alive:
+            self.core.transfer_leadership(target, answer)
 
-    def _ask(self, action: Callable[[], None], answer: Answer) -> None:
-        def attempt() -> None:
-            try:
-                action()
-            except RayQueueError as error:
-                if type(error) is DamagedLogError:
-                    self.engine.damaged(str(error))
-                answer(error)
 
-        self.call(attempt)
+class SimCore(ReplicaCore[Any]):
+    """The core of one life of a replica."""
+
+    def __init__(self, node: EngineNode, machine: StateMachine, rng: Random) -> None:
+        self._node = node
+        clock = node._world.clock
+        clients = Clients(node.call_settings, MAX_FRAME_BYTES, damaged=self._damaged, clock=lambda: clock.now)
+        super().__init__(
+            node.disk,
+            machine,
+            node._world.raft_settings,
+            rng,
+            node.make_service,
+            inbox=Inbox(node.replica_id, node._wake_up, call_each),
+            clients=clients,
+            send=node._send,
+            deliver=call_each,
+            clock=lambda: clock.now,
+        )
+
+    @property
+    def versions(self) -> Mapping[ReplicaId, int]:
+        return self._node.versions
+
+    @property
+    def oldest_version(self) -> int:
+        """A leader of the release before offers no news, either."""
+        return min(super().oldest_version, self.versions.get(self.replica_id, SPEAKS.highest))
+
+    def client_status(self) -> ReplicaStatus:
+        engine = self.engine
+        role = "leader" if engine.is_leader else "follower"
+        start, end = self.service.bounds()
+        return ReplicaStatus(self.replica_id, role, engine.leader, engine.term, start, end, size_bytes=0)
+
+    def _cannot_write(self, error: StorageError) -> None:
+        self._node._cannot_write(error)
+
+    def _stepped(self, done: list[Done]) -> None:
+        self._node.after_step()
+        super()._stepped(done)
 
 
 class SimNode(EngineNode):
@@ -400,22 +411,18 @@ class SimNode(EngineNode):
         tail_bytes = self.world.disk_rng.choice((0, 500, 1_000_000))
         self.tail = Tail.opened(self.machine, tail_bytes)
         self.machine.watch(self.tail)
-        self.admission = Admission(self.machine)
         self.scrubber = Scrubber(self.disk.tables)
-        self.was_leader = False
         return self.machine
+
+    def make_service(self, core: ReplicaCore[Any]) -> Events:
+        self.admission = Admission(self.machine)
+        return _Admitting(self)
 
     def started(self) -> None:
         self.world.checker.watch_commit(self)
 
     def after_step(self) -> None:
-        if self.was_leader != self.engine.is_leader:
-            self.was_leader = self.engine.is_leader
-            self.admission.reset()
         self.world.checker.after_step(self)
-
-    def tables_synced(self) -> None:
-        self.tail.synced()
 
     def killed(self) -> None:
         self.world.on_killed(self)
@@ -437,6 +444,21 @@ class SimNode(EngineNode):
         except DamagedLogError as error:
             why = str(error)
             self.call(lambda: self.engine.damaged(why))
+
+    def _ask(self, action: Callable[[], None], answer: Answer) -> None:
+        def attempt() -> None:
+            try:
+                action()
+            except RayQueueError as error:
+                if type(error) is DamagedLogError:
+                    self.engine.damaged(str(error))
+                answer(error)
+
+        self.call(attempt)
+
+    def busy_s(self) -> float:
+        dice = self.world.busy_rng
+        return 0.0 if dice is None or dice.random() < 0.6 else dice.uniform(0.001, 0.05)
 
     # -- reading, as ``PartitionService`` does -----------------------------------------------
 
@@ -477,7 +499,7 @@ class SimNode(EngineNode):
         now_ms = int(1_000_000_000 + self.world.clock.now * 60_000)  # a minute is a second here
         tick = self.admission.tick(now_ms)
         if tick is not None and self.engine.is_leader:
-            self.engine.propose(tick, lambda _: None)
+            self.core.tell_log(tick)
             self.admission.ticked(now_ms)
 
     def append(self, payload: bytes, answer: Answer) -> None:
@@ -485,11 +507,32 @@ class SimNode(EngineNode):
             known = self.admission.admit(payload) if self.engine.is_leader else None
             if known is None:
                 self._keep_time()
-                self.engine.propose(payload, answer)
+                self.core.propose(payload, answer)
+                if not self.core.service.leads:
+                    raise BrokenError(Invariant.TOLD, f"{self.replica_id} has proposed, and was not told that it leads")
             else:
                 answer(known)
 
         self._ask(admit, answer)
+
+
+class _Admitting(Events):
+    """What ``PartitionService`` does for admission and the tail."""
+
+    def __init__(self, node: SimNode) -> None:
+        self._node = node
+        self.leads = False
+
+    def won(self) -> None:
+        self.leads = True
+        self._node.admission.reset()
+
+    def lost(self, now_s: float) -> None:
+        self.leads = False
+        self._node.admission.reset()
+
+    def tables_synced(self) -> None:
+        self._node.tail.synced()
 
 
 def _raise(error: RayQueueError) -> None:

@@ -29,8 +29,10 @@ from rayqueue.partition.transactions.endings import Endings
 from rayqueue.partition.transactions.open import StagedPosition
 from rayqueue.protocol.seals import Seals
 from rayqueue.protocol.transactions import AbortTransaction, ResolveTransactions, Transaction
+from rayqueue.replica import appends
 from rayqueue.replica.carrying import Carrier
 from rayqueue.replica.tail import Tail
+from tests.sim.app_world import MIXED
 from tests.sim.frame import Mutation
 from tests.sim.invariants import BrokenRule, Invariant
 from tests.sim.tx_world import TxWorld
@@ -361,6 +363,13 @@ TX_MUTATIONS = (
         BrokenRule(Invariant.READABLE),
         (Partition, "_before_open", lambda partition, offset: Offset(offset)),
         trimmed=True,
+    ),
+    TxMutation(
+        "news-to-old-replicas",
+        "a batch of a transaction is written while a replica of the release before is in the group",
+        BrokenRule(Invariant.UPGRADABLE),
+        (appends, "check_all_know", lambda version: None),
+        faults=frozenset({MIXED}),
     ),
     TxMutation(
         "deposed-tells-fates",

@@ -40,7 +40,7 @@ from rayqueue.protocol.transactions import ResolveTransactions, Transaction
 from rayqueue.records import RecordBatch
 from rayqueue.replica import carrying
 from rayqueue.replica.carrying import Carrier
-from tests.sim.app_world import AppWorld, _settings
+from tests.sim.app_world import BUSY, MIXED, AppWorld, _settings, drawn_apart
 from tests.sim.apps import TOPIC, SimDirectory
 from tests.sim.ensemble import Ensemble
 from tests.sim.invariants import BrokenError, Invariant
@@ -104,6 +104,7 @@ class TxWorld(AppWorld):
         expiring: bool | None = None,
     ) -> None:
         super().__init__(seed, faults=frozenset())
+        self._mixed, self._busy = drawn_apart(MIXED, seed, faults), drawn_apart(BUSY, seed, faults)
         self.rng = Random(f"transactions {seed}")
         self._dice = Random(f"transaction dice {seed}")
         self._jobs_rng = Random(f"transactions' jobs {seed}")  # what others do does not depend on it

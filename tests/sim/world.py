@@ -55,6 +55,8 @@ FAULTS = (
 )
 ROT = "rot"
 """Drawn apart from the others: bits flip on the disks of a minority."""
+BUSY = "busy"
+"""Drawn apart: threads of replicas have other things to do now and then."""
 RESTORE = "restore"
 """Drawn apart, too: a replica's disk is replaced by an older copy of itself, one after the other."""
 
@@ -106,6 +108,9 @@ class World:
         self.partition_settings = SETTINGS if self.groups else PartitionSettings()
         drawn = {fault for fault in FAULTS if self.rng.random() < 0.4}
         self.faults = drawn if faults is None else set(faults)
+        busy = Random(f"busy {seed}")
+        self.busy_rng = busy if BUSY in self.faults or (faults is None and busy.random() < 0.25) else None
+        """The dice of threads that are busy now and then, so that a turn finds more than one thing."""
         self.checker = Checker(self)
         self.snapshots = 0
         self.spoiled: set[ReplicaId] = set()

@@ -15,7 +15,7 @@ from rayqueue.config import Settings
 from rayqueue.errors import RecoveryRefusedError, StorageError, StoreAbandonedError
 from rayqueue.ids import COORDINATOR, ReplicaId
 from rayqueue.log.lmdb_store import LmdbStore
-from rayqueue.raft.recovery import members_of
+from rayqueue.raft.recovery import replica_set_of
 from rayqueue.raft.replica_set import ReplicaSet
 from rayqueue.replica.coordinator_service import CoordinatorReplica, start_coordinator
 from rayqueue.replica.start import create_replica
@@ -90,7 +90,7 @@ def test_one_that_was_interrupted_is_finished_by_the_next(data_dir: Path) -> Non
     assert found is not None
     assert (found.coordinators, found.epoch) == ({"c1": "b1"}, 1)
     store = LmdbStore.open(data_dir / COORDINATOR / "c1", COORDINATOR, VOTERS[0], schema=SCHEMA)
-    assert members_of(store).epoch == 1, "not recovered twice"
+    assert replica_set_of(store).epoch == 1, "not recovered twice"
     store.close()
 
 

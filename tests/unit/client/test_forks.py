@@ -155,7 +155,7 @@ def test_a_consumer_is_the_parents(tmp_path: Path) -> None:
                 pass
             asyncio.run(consumer.close_async())
 
-        with held(consumer._caller._free, consumer._sub.lock, consumer._core.bell._lock):
+        with held(consumer._caller._free, consumer._sub.lock, consumer._core.wakeup._lock):
             in_child(child)
         assert len(records + consumer.poll(timeout_ms=5000)) == 3
         consumer.commit()

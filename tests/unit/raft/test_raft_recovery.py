@@ -7,7 +7,7 @@ import pytest
 from rayqueue.errors import InvalidInputError, MembershipError
 from rayqueue.ids import GroupId, ReplicaId
 from rayqueue.log.waymark import Waymark
-from rayqueue.raft.recovery import begin_anew, members_of, stand_alone, standing, wire_name
+from rayqueue.raft.recovery import begin_anew, replica_set_of, stand_alone, standing, wire_name
 from rayqueue.raft.replica_set import ReplicaSet
 from tests.unit.raft.engines import Engines
 
@@ -39,7 +39,7 @@ def test_the_survivor_leads_alone_with_all_that_its_log_has() -> None:
     assert group.leader.term > before.term + 1
     group.leader.propose(b"\x20x", "more")
     assert group.answer("more") == 6 + 5 + 2, "what it had, what was written behind, what is new"
-    assert members_of(group.stores[survivor]) == ReplicaSet(frozenset({survivor}), epoch=1)
+    assert replica_set_of(group.stores[survivor]) == ReplicaSet(frozenset({survivor}), epoch=1)
 
 
 def test_an_older_copy_goes_on_in_a_term_above_those_that_are_remembered_beside_it() -> None:
@@ -66,7 +66,7 @@ def test_the_epoch_stays_through_later_changes_and_reaches_new_replicas() -> Non
     leader.change_replicas(leader.replica_set.with_voter(D), "voter")
     group.answer("voter")
     group.run(1)
-    assert members_of(group.stores[D]) == ReplicaSet(frozenset({survivor, D}), epoch=1)
+    assert replica_set_of(group.stores[D]) == ReplicaSet(frozenset({survivor, D}), epoch=1)
     assert group.machines[D].total == 6
 
 

@@ -15,7 +15,7 @@ from rayqueue.partition import Partition, PartitionSettings
 from rayqueue.partition.reader import read_lanes
 from rayqueue.partition.tables import PARTITION
 from rayqueue.protocol.data import Cursor
-from rayqueue.raft.recovery import members_of
+from rayqueue.raft.recovery import replica_set_of
 from rayqueue.raft.replica_set import ReplicaSet
 from rayqueue.replica.start import create_anew, start_replica
 from rayqueue.testing import wait_for
@@ -38,7 +38,7 @@ def test_it_is_empty_and_goes_on_at_its_offset_before_and_after_a_restart(
 ) -> None:
     path = tmp_path / "r1.1"
     store: LogStore = opened(path, settings)
-    assert members_of(store) == ReplicaSet(frozenset({NODE}), epoch=3)
+    assert replica_set_of(store) == ReplicaSet(frozenset({NODE}), epoch=3)
     partition = Partition(store, PartitionSettings())
     assert partition.settings == settings
     assert (partition.start_offset, partition.next_offset, partition.size_bytes) == (BEGINS, BEGINS, 0)
@@ -62,7 +62,7 @@ def test_it_is_empty_and_goes_on_at_its_offset_before_and_after_a_restart(
     copy.install(checkpoint)
     fresh.restore(checkpoint.state)
     assert (fresh.start_offset, fresh.next_offset, fresh.settings) == (BEGINS, BEGINS, settings)
-    assert members_of(copy).epoch == 3
+    assert replica_set_of(copy).epoch == 3
     store.close()
     copy.close()
 

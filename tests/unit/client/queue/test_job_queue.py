@@ -387,6 +387,19 @@ def test_the_same_dedupe_id_is_put_once_and_answered_with_the_first(rq: memory.M
     assert _size(queue) == (2, 0, 0, 0)
 
 
+@pytest.mark.parametrize("dedupe_ids", [None, ["a", "b", "a"]])
+def test_ids_of_many_jobs_can_be_awaited(rq: memory.MemoryQueue, dedupe_ids: list[str] | None) -> None:
+    async def main() -> None:
+        queue = rq.queue("q", partitions=3)
+        handles = queue.put_many([b"1", b"2", b"3"], dedupe_ids=dedupe_ids, wait=False)
+        await handles.wait_async()
+        ids = await handles.ids_async()
+        assert ids == await asyncio.to_thread(lambda: handles.ids)
+        assert len(set(ids)) == (3 if dedupe_ids is None else 2)
+
+    asyncio.run(main())
+
+
 def test_priorities_go_over_the_whole_backlog(rq: memory.MemoryQueue) -> None:
     queue = rq.queue("q", lanes=3)
     queue.put_many([b"low"] * 50)

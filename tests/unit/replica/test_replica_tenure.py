@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from rayqueue.replica.leadership import Leadership
+from rayqueue.replica.tenure import Tenure
 
 
 class Heard:
@@ -31,7 +31,7 @@ class Heard:
 def test_a_leadership_is_won_then_taken_up_once_all_before_it_is_applied_then_lost() -> None:
     engine: Any = SimpleNamespace(took_over=False, is_leader=False, applied=3, noop_index=0)
     service: Any = Heard()
-    leadership = Leadership(engine, service)
+    leadership = Tenure(engine, service)
     leadership.look(0.0)
     assert service.since() == []
     engine.is_leader, engine.noop_index = True, 5
@@ -53,7 +53,7 @@ def test_one_that_is_lost_before_it_was_taken_up_is_told_too() -> None:
     """Whoever asked the leader in between waits for an answer."""
     engine: Any = SimpleNamespace(took_over=False, is_leader=True, applied=3, noop_index=9)
     service: Any = Heard()
-    leadership = Leadership(engine, service)
+    leadership = Tenure(engine, service)
     leadership.look(0.0)
     engine.is_leader = False
     leadership.look(0.0)

@@ -1,15 +1,15 @@
-"""The leadership as a replica's service sees it: won, taken up, lost."""
+"""A replica's tenure: the leadership as its service sees it, won, taken up and lost."""
 
 from __future__ import annotations
 
 from rayqueue.raft.engine import RaftEngine
-from rayqueue.replica.service import Service
+from rayqueue.replica.service import Events
 
 
-class Leadership:
+class Tenure:
     """Looks at the engine, and tells the service what has changed."""
 
-    def __init__(self, engine: RaftEngine, service: Service) -> None:
+    def __init__(self, engine: RaftEngine, service: Events) -> None:
         self.elected = 0
         """How often it was won."""
         self.handed_over = 0
