@@ -91,7 +91,7 @@ class Mover:
     def look(self, view: ClusterView, alive: Sequence[AliveBroker], failing: Mapping[ReplicaKey, str]) -> None:
         """``failing``: replicas that could not be made when that was last tried, and why."""
         here = {each.broker for each in alive}
-        self._patience.keep(view.moves.values())
+        hopeless = self._never_made(view, failing)
         partitions = {part.group_id: part for info in view.topics.values() for part in info.partitions}
         self.paces = {group_id: pace for group_id, pace in self.paces.items() if group_id in view.moves}
         self._copied = {group_id: seen for group_id, seen in self._copied.items() if group_id in view.moves}
@@ -102,13 +102,36 @@ class Mover:
             if group_id in partitions and group_id not in view.moves and set(learners) - ids_of(partitions[group_id]):
                 self._hands.begin(("move", group_id), self._send_away(partitions[group_id]))
         if self._scout.leaders is not None:
-            self._begin_some(view, alive, self._scout.leaders)
+            self._begin_some(view, {**view.lost, **hopeless}, alive, self._scout.leaders)
+
+    def _never_made(self, view: ClusterView, failing: Mapping[ReplicaKey, str]) -> dict[tuple[str, str], str]:
+        """Replicas of new topics that could not be made for too long, and why: they are as good as lost."""
+        placed = {
+            (part.group_id, each.replica_id): Move(part.group_id, each.replica_id, each.broker, "", Reason.LOST)
+            for info in view.topics.values()
+            for part in info.partitions
+            for each in part.replicas
+            if _key(part.group_id, each.replica_id) in failing
+        }
+        self._patience.keep([*view.moves.values(), *placed.values()])
+        now_s = time.monotonic()
+        return {
+            key: f"it cannot be made on {making.broker}: {failing[_key(*key)]}"
+            for key, making in placed.items()
+            if self._patience.note(now_s, making, Trouble.FAILING)
+        }
 
     # -- what is to be begun ------------------------------------------------------------------------
 
-    def _begin_some(self, view: ClusterView, alive: Sequence[AliveBroker], led: Collection[str]) -> None:
+    def _begin_some(
+        self,
+        view: ClusterView,
+        lost: Mapping[tuple[str, str], str],
+        alive: Sequence[AliveBroker],
+        led: Collection[str],
+    ) -> None:
         replaces, sizes = self._settings.replace_after_ms is not None, self._scout.sizes
-        needs = needs_of(view, alive, self.given_up, replaces=replaces, led=led)
+        needs = needs_of(view._replace(lost=lost), alive, self.given_up, replaces=replaces, led=led)
         wanting = {need.partition.group_id for need in needs}
         self._in_vain &= wanting
         self._waiting_said &= wanting
@@ -251,6 +274,8 @@ class Mover:
         lost = {node for group_id, node in view.lost if group_id == move.group_id}
         if hopeless:
             lost.add(move.add)
+        if (move.group_id, move.remove) in view.unmade:
+            lost.add(move.remove)
         found = found_of(
             move,
             leader.replica_id,

@@ -133,7 +133,7 @@ class ManualPartitions:
         backoff = Backoff(self._settings.client, self._rng)
 
         def after(error: RayQueueError, _: float) -> float:
-            if not error.retriable:
+            if not error.retriable or isinstance(error, TopicError):
                 raise error
             _log.info("%s cannot be read yet: %s", assigned.partition, error)
             return backoff.pause_s()

@@ -129,11 +129,13 @@ class PartitionBuffer:
         return None
 
     def due_s(self) -> float | None:
-        """When a batch that is not full may be taken, because it has waited long enough."""
+        """When a batch that is not full may be taken, because it has waited long enough. What is held back may not be
+        taken at any time: its release wakes the writer."""
         if not self.accumulator.linger_s:
             return None
         with self.accumulator.lock:
-            opened = [batch.opened_s for batch in self.open if batch is not None]
+            released = self.accumulator.released
+            opened = [batch.opened_s for batch in self.open if batch is not None and batch.number <= released]
         return min(opened) + self.accumulator.linger_s if opened else None
 
     def expired(self, now_s: float) -> list[Batch]:

@@ -47,7 +47,7 @@ def start(rq: RayQueue, settings: GatewaySettings, *, count: int | None = None) 
             there.append(place.name)
         deadline_s = time.monotonic() + _START_S
         return [_started(rq, name, deadline_s) for name in sorted(there)]
-    except (RayQueueError, RayError):
+    except RayQueueError:
         for name in started:  # those that cannot start would try it for ever
             ray.kill(ray.get_actor(name, rq.namespace), no_restart=True)
         raise

@@ -241,6 +241,7 @@ class Sessions:
         self._known: dict[str, Session] = {}
         self._opening: dict[str, asyncio.Task[Session]] = {}
         self._task: asyncio.Task[None] | None = None
+        self._hurried = False
 
     def __len__(self) -> int:
         return len(self._known)
@@ -249,7 +250,8 @@ class Sessions:
         self._task = asyncio.get_running_loop().create_task(self._expire())
 
     def hurry(self) -> None:
-        """Polls that wait answer with what there is."""
+        """Polls that wait answer with what there is, and so do those of sessions that are opened now."""
+        self._hurried = True
         for session in list(self._known.values()):
             session.hurry()
 
@@ -366,6 +368,8 @@ class Sessions:
             session_id, caller.name, group, topics, consumer, self._settings.max_answer_bytes
         )
         session.timeout_s = timeout_s
+        if self._hurried:
+            session.hurry()
         session.heard_s = self._clock_s()
         return session
 

@@ -198,3 +198,40 @@ def test_the_directory_of_an_only_replica_is_brought_back(tmp_path: Path) -> Non
         assert only(rq).replicas[0].replica_id == "r1"
         assert read_back(rq, 20) == list(range(20))
         rq.shutdown()
+
+
+@pytest.mark.long
+def test_a_damaged_only_replica_goes_on_with_an_intact_copy_of_itself(tmp_path: Path) -> None:
+    """As docs/operations.md tells its operator to."""
+    scrub = {"scrub_bytes_per_second": 50 << 20, "scrub_every_ms": 500}
+    data, backup = tmp_path / "data", tmp_path / "backup"
+    with ray_cluster("b1"):
+        rq = rayqueue.connect(settings=Settings(data_dir=data, log=scrub))
+        rq.create_topic("orders", replication=1)
+        with rq.producer() as producer:
+            for _ in range(30):
+                producer.send("orders", COLD).result(timeout_ms=60_000)
+        group_id = group_of(rq)
+        with killed(data, group_id, "r1") as path:
+            shutil.copytree(path, backup)
+        wait_for(lambda: COLD in (path / DATA_FILE).read_bytes(), "a record in LMDB's file", PATIENCE_S)
+        flip(path / DATA_FILE)
+        wait_for(lambda: rq.cluster().lost, "it to be reported", PATIENCE_S)
+        with killed(data, group_id, "r1") as path:
+            path.rename(tmp_path / "damaged")
+            shutil.copytree(backup, path)
+        # It lacks the entry of the start since, and nobody else can say that it was no more.
+        wait_for(lambda: "rayqueue recover" in str(only(rq).replicas[0].problem), "it to say so", PATIENCE_S)
+        told = rq.recover_partition("orders", 0)
+        assert (told.survivor, told.begins_at) == ("r1", None)
+        assert told.known_lost_records <= told.open_entries, "it does not know that its last entry is committed, either"
+        rq.recover_partition("orders", 0, survivor=told.survivor, unsafe=True)
+        wait_for(lambda: not rq.cluster().lost, "it to be found", PATIENCE_S)
+        with rq.producer() as producer:
+            assert producer.send("orders", b"more").result(timeout_ms=60_000).offset == 30
+        with rq.consumer("orders", start="earliest") as consumer:
+            found: list[bytes | None] = []
+            while len(found) < 31:
+                found += [record.value for record in consumer.poll(timeout_ms=20_000)]
+        assert found == [COLD] * 30 + [b"more"]
+        rq.shutdown()

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import NamedTuple
 
 
@@ -41,6 +42,11 @@ class History:
     """How many were committed without waiting for each."""
     lag: int = 0
     """Of the loop's group, at the end."""
+    assignments: list[list[Seen]] = field(default_factory=list)
+    """What the members of one group have polled: a list for each partition that one of them was given, of the time in
+    which it had it."""
+    deaths: int = 0
+    """Of whoever writes, while it did."""
 
 
 def anomalies(history: History) -> dict[str, list[object]]:
@@ -77,11 +83,13 @@ def anomalies(history: History) -> dict[str, list[object]]:
             found["out of order"].append(each)
         order[key] = max(each.source_offset, order.get(key, -1))
     places: dict[tuple[int, int], Seen] = {}
-    for each in [*log, *(seen for polls in history.polls for seen in polls)]:
+    for each in [*log, *(seen for polls in (*history.polls, *history.assignments) for seen in polls)]:
         if places.setdefault((each.partition, each.offset), each) != each:
             found["inconsistent offsets"].append((each, places[each.partition, each.offset]))
     for polls in history.polls:
         _check_polls(polls, log, found)
+    if history.assignments:
+        _check_assignments(history.assignments, log, found)
     if history.lag:
         found["unseen"].append(f"{history.lag} records of the source were not processed")
     return dict(found)
@@ -104,3 +112,28 @@ def _check_polls(polls: list[Seen], log: list[Seen], found: dict[str, list[objec
     found_more = seen - there
     if found_more:
         found["aborted read"].extend(sorted(found_more))
+
+
+def _check_assignments(assignments: list[list[Seen]], log: list[Seen], found: dict[str, list[object]]) -> None:
+    """A member goes on where its group is. What the one before has not committed it polls again. Nothing is passed
+    over, neither within an assignment nor between two of them."""
+    seen = {(each.partition, each.offset) for polled in assignments for each in polled}
+    reached: dict[int, int] = {}
+    for polled in filter(None, assignments):
+        first, last = polled[0].offset, max(each.offset for each in polled)
+        partition = polled[0].partition
+        reached[partition] = max(last, reached.get(partition, -1))
+        for before, each in pairwise(polled):
+            if each.offset <= before.offset:
+                found["non-monotonic poll"].append((before, each))
+        here = {each.offset for each in polled}
+        within = [each for each in log if each.partition == partition and first < each.offset < last]
+        found_not = [each for each in within if each.offset not in here]
+        if found_not:
+            found["poll-skip"].extend(found_not)
+    for each in log:
+        if (each.partition, each.offset) not in seen:
+            found["poll-skip" if each.offset < reached.get(each.partition, -1) else "unseen"].append(each)
+    more = seen - {(each.partition, each.offset) for each in log}
+    if more:
+        found["aborted read"].extend(sorted(more))

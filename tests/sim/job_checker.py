@@ -1,4 +1,4 @@
-"""What the committed log of a work queue says of its jobs: a model beside the machine; both must agree all the time.
+"""The jobs of a work queue as its committed log has them: a model beside the machine; both must agree all the time.
 
 ``JobLog`` is told of every entry and of its answer. It knows besides what a model
 does not: who was granted what, and which acknowledgements counted.

@@ -13,12 +13,12 @@ from msgspec.structs import replace
 
 from rayqueue.partition import PartitionSettings
 from rayqueue.partition.jobs import leases
-from rayqueue.partition.jobs.commands import ChangeJobs, Settle
+from rayqueue.partition.jobs.commands import ChangeJobs, Request, Settle
 from rayqueue.partition.jobs.facts import Dedupes
 from rayqueue.partition.jobs.frontier import Frontier
-from rayqueue.partition.jobs.index import Timer
+from rayqueue.partition.jobs.index import FairReady, Timer
 from rayqueue.partition.jobs.leases import Lease, Leases
-from rayqueue.partition.jobs.queue import JobQueue, Moved
+from rayqueue.partition.jobs.queue import Grant, JobQueue, Moved
 from rayqueue.partition.jobs.rows import JobRow, Note, State
 from rayqueue.partition.jobs.runs import Part
 from rayqueue.protocol.jobs import Settled
@@ -228,6 +228,47 @@ def _copied_ahead(queue: JobQueue, job_id: int) -> int | None:
     """A job that is moved from ahead of a frontier stays there, too."""
     return next((lane for lane, front in queue.frontiers.items() if front.count and front.first() == job_id), None)
 
+
+def _refuse_late(queue: JobQueue, lease: Lease | None, job_id: int, told: Settle, note: Note) -> bool:
+    """A late settlement does not count, though nobody else has been given the job."""
+    row = queue.rows.get(job_id)
+    waits = row is not None and row.state in (State.READY, State.DELAYED)
+    return not waits and _settle_other(queue, lease, job_id, told, note)
+
+
+def _try_again(queue: JobQueue, row: JobRow, told: Settle, note: Note) -> None:
+    """A job that is rejected is tried again."""
+    _settle_row(queue, row, replace(told, kind="nack") if told.kind == "reject" else told, note)
+
+
+def _count_released(queue: JobQueue, row: JobRow, told: Settle, note: Note) -> None:
+    """A delivery that was handed back counts."""
+    row.deliveries += told.kind == "release"
+    _settle_row(queue, row, told, note)
+
+
+_settle_row = JobQueue._settle_row
+
+
+def _without_bound(queue: JobQueue, request: Request) -> Grant | None:
+    """More jobs are leased at a time than may be."""
+    settings, queue.settings = queue.settings, replace(queue.settings, max_leased=1_000_000)
+    grant = _lease(queue, request)
+    queue.settings = settings
+    return grant
+
+
+_lease = JobQueue._lease
+
+
+def _own_turn(ready: FairReady, lane: int, key: bytes) -> None:
+    """A key's turn comes again and again before all others."""
+    number, ready.next_turn = ready.next_turn, key[0]
+    _give_turn(ready, lane, key)
+    ready.next_turn = number + 1
+
+
+_give_turn = FairReady._give_turn
 
 _LOST_ANSWERS = ("app_cut", "app_reset", "kill", "partition", "transfer")
 _LATE = ("app_pause", "app_cut", "app_slow", "app_reset")
@@ -523,5 +564,51 @@ JOB_MUTATIONS = (
         "_taken_ahead",
         _copied_ahead,
         settings=replace(_QUEUE, lanes=2),
+    ),
+    JobMutation.of(
+        "late_and_refused",
+        "a late acknowledgement is refused though nobody else has been given the job",
+        Invariant.JOB_STATE,
+        JobQueue,
+        "_settle_other",
+        _refuse_late,
+        *_LATE,
+        settings=_QUEUE,
+    ),
+    JobMutation.of(
+        "rejected_and_tried",
+        "a job that is rejected is tried again",
+        Invariant.JOB_STATE,
+        JobQueue,
+        "_settle_row",
+        _try_again,
+        settings=replace(_QUEUE, max_deliveries=None),
+    ),
+    JobMutation.of(
+        "released_and_counted",
+        "a delivery that was handed back counts",
+        Invariant.JOB_STATE,
+        JobQueue,
+        "_settle_row",
+        _count_released,
+        settings=_QUEUE,
+    ),
+    JobMutation.of(
+        "too_many_leased",
+        "more jobs are leased at a time than may be",
+        Invariant.JOB_STATE,
+        JobQueue,
+        "_lease",
+        _without_bound,
+        settings=replace(_QUEUE, max_leased=3),
+    ),
+    JobMutation.of(
+        "out_of_turn",
+        "one key is served again and again while others wait",
+        Invariant.JOB_STATE,
+        FairReady,
+        "_give_turn",
+        _own_turn,
+        settings=replace(_QUEUE, fair_by_key=True),
     ),
 )

@@ -492,15 +492,6 @@ MUTATIONS = (
         lambda engine, last_term, last_index: engine._doubt is None or engine._doubt.floor is not None,
         frozenset({RESTORE, "partition", "kill", "slow"}),
     ),
-    Mutation(
-        "looks_after_calls",
-        "a call proposes before the service is told of the leadership that a message began",
-        _breaks(Invariant.TOLD),
-        ReplicaCore,
-        "_begin",
-        lambda core: core.clients.new_turn(),
-        frozenset({BUSY, "transfer"}),
-    ),
     GrownMutation(
         "growth_unmarked",
         "a copy from before others joined the only voter leads alone",
@@ -521,6 +512,15 @@ MUTATIONS = (
         _resolve_by_the_mark,
         frozenset({"kill", "partition", "slow", "pause"}),
         first_seed=90,
+    ),
+    Mutation(
+        "looks_after_calls",
+        "a call proposes before the service is told of the leadership that a message began",
+        _breaks(Invariant.TOLD),
+        ReplicaCore,
+        "_begin",
+        lambda core: core.clients.new_turn(),
+        frozenset({BUSY, "transfer"}),
     ),
 )
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import pytest
 
 from tests.sim.frame import check_campaign, check_same_in_every_process
+from tests.sim.tx_client_mutations import TX_CLIENT_MUTATIONS
 from tests.sim.tx_job_mutations import TX_JOB_MUTATIONS
 from tests.sim.tx_mutations import TX_MUTATIONS, TxMutation
 from tests.sim.tx_world import TxWorld
@@ -17,6 +18,7 @@ pytestmark = pytest.mark.timeout(600)
 
 SCHEDULES = 40
 MUTATION_SCHEDULES = 100
+MUTATIONS = (*TX_MUTATIONS, *TX_JOB_MUTATIONS, *TX_CLIENT_MUTATIONS)
 
 
 def test_campaign_tears_nothing_and_never_sticks() -> None:
@@ -36,11 +38,15 @@ def test_producers_meet_what_they_must_live_with() -> None:
     assert sum(outcome.jobs_again for outcome in outcomes) > 2
 
 
+def test_whole_clients_come_to_the_end() -> None:
+    assert TxWorld(0, frozenset({"kill", "app_kill", "app_reset"}), real=True).run().made > 50
+
+
 def test_a_seed_gives_the_same_schedule_in_every_process() -> None:
     check_same_in_every_process("transactions")
 
 
 @pytest.mark.mutation
-@pytest.mark.parametrize("mutation", TX_MUTATIONS + TX_JOB_MUTATIONS, ids=lambda mutation: mutation.name)
+@pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.name)
 def test_without_this_rule_the_simulator_fails(mutation: TxMutation) -> None:
     mutation.check_noticed(MUTATION_SCHEDULES)

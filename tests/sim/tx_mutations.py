@@ -44,7 +44,7 @@ _APPS = frozenset(("app_pause", "app_kill", "app_zombie", "take_over"))
 _ALL = _APPS | {"partition", "kill", "transfer", "pause", "app_cut", "app_reset"}
 
 
-_BESIDE = ("together", "careless", "operated", "trimmed", "queued", "fresh", "expiring")
+_BESIDE = ("together", "careless", "operated", "trimmed", "queued", "fresh", "expiring", "real")
 
 
 class TxMutation(Mutation):

@@ -15,8 +15,8 @@ misses something; each input has one result.
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable
+import os
+import socket
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
@@ -25,30 +25,25 @@ from typing import Any, cast
 from unittest.mock import patch
 
 from rayqueue.cluster import coordinator
-from rayqueue.cluster.commands import (
-    AnyCommand,
-    encode_command,
-)
 from rayqueue.cluster.tables import COORDINATOR
-from rayqueue.errors import RayQueueError
-from rayqueue.net.route import CoordinatorRoute
 from rayqueue.partition import PartitionSettings
 from rayqueue.partition.tables import PARTITION
 from rayqueue.protocol.data import FetchAnswer
 from rayqueue.protocol.topics import TopicSettings
-from rayqueue.protocol.transactions import ResolveTransactions, Transaction
+from rayqueue.protocol.transactions import Transaction
 from rayqueue.records import RecordBatch
 from rayqueue.replica import carrying
-from rayqueue.replica.carrying import Carrier
 from tests.sim.app_world import BUSY, MIXED, AppWorld, _settings, drawn_apart
-from tests.sim.apps import TOPIC, SimDirectory
+from tests.sim.apps import TOPIC
 from tests.sim.ensemble import Ensemble
 from tests.sim.invariants import BrokenError, Invariant
 from tests.sim.network import Weather
 from tests.sim.process import virtual_time
 from tests.sim.served import CoordinatorNode, PartitionNode
 from tests.sim.tx_apps import GROUP, RESULT, Feeder, Operator, Processor, Reader, Trimmer, TxApp, grants
+from tests.sim.tx_beside import carry, settle
 from tests.sim.tx_checkers import DecisionChecker, TxChecker
+from tests.sim.tx_clients import MADE, MADE_TOPIC, ClientBook, ClientFeeder, ClientLoop
 from tests.sim.tx_jobs import DONE, LEASE_MS, QUEUE, JobNode, JobsChecker, Putter, Worker
 from tests.sim.tx_writes import PREFIX, Driver, Run, Task, Writes
 
@@ -82,13 +77,15 @@ class TxOutcome:
     """Done in transactions."""
     jobs_again: int
     """Given out again after a transaction that was aborted."""
+    made: int
+    """By whole clients."""
 
 
 class TxWorld(AppWorld):
     """``faults`` narrows what may go wrong. ``together``: tasks write together. ``careless``: producers add to what is
     decided. ``operated``: somebody ends what is open. ``trimmed``: somebody deletes what is old. None lets the seed
     draw. ``queued``: there is a work queue, too, whose jobs are put and done in transactions. ``fresh``: producers
-    begin with ids that nobody knows. ``expiring``: ids are forgotten soon."""
+    begin with ids that nobody knows. ``expiring``: ids are forgotten soon. ``real``: whole clients are there, too."""
 
     def __init__(
         self,
@@ -102,6 +99,7 @@ class TxWorld(AppWorld):
         queued: bool | None = None,
         fresh: bool | None = None,
         expiring: bool | None = None,
+        real: bool | None = None,
     ) -> None:
         super().__init__(seed, faults=frozenset())
         self._mixed, self._busy = drawn_apart(MIXED, seed, faults), drawn_apart(BUSY, seed, faults)
@@ -134,14 +132,22 @@ class TxWorld(AppWorld):
                 (trimmed, self._writes_rng.random() < 0.3),
             )
         )
-        self.queued, self.fresh, self.expiring = (
+        self.queued, self.fresh, self.expiring, self.real = (
             drawn if given is None else given
             for given, drawn in (
                 (queued, self._jobs_rng.random() < 0.3),
                 (fresh, self._jobs_rng.random() < 0.2),
                 (expiring, self._jobs_rng.random() < 0.2),
+                (real, self._jobs_rng.random() < 0.1),
             )
         )
+        if self.real:
+            self.trimmed = False  # what is trimmed before it was read has no other one made of it
+            consumer = base.consumer.model_copy(update={"session_timeout_ms": 1_500, "heartbeat_ms": 300})
+            base = base.model_copy(update={"consumer": consumer})
+            self.settings = base.model_copy(update={"cluster": cluster})
+        self.clients = ClientBook(self)
+        self.real_clients: list[ClientLoop | ClientFeeder] = []
         if self.expiring:
             cluster = cluster.model_copy(update={"transactional_id_retention_ms": 500})
             self.settings = base.model_copy(update={"cluster": cluster})
@@ -244,11 +250,23 @@ class TxWorld(AppWorld):
             self.ensembles[each.number] = group
             group.start(PartitionNode, [replica.replica_id for replica in each.replicas])
             for node in group.nodes.values():
-                self._settle(node, each.group_id)
+                settle(self, node, each.group_id)
         if self.queued:
             self._build_queue()
+        if self.real:
+            self._build_made()
         self.grant = grants(self.settings, topic.partitions[0].group_id)
-        self._carry()
+        carry(self)
+
+    def _build_made(self) -> None:
+        settings = TopicSettings(partitions=1, replication=self.size)
+        (each,) = self._create_topic(MADE_TOPIC, settings).partitions
+        group: Ensemble[PartitionNode] = self._ensemble(each.group_id, PARTITION)
+        group.checker = TxChecker(self, group, MADE)
+        self.ensembles[MADE] = group
+        group.start(PartitionNode, [replica.replica_id for replica in each.replicas])
+        for node in group.nodes.values():
+            settle(self, node, each.group_id)
 
     def _build_queue(self) -> None:
         settings = TopicSettings(
@@ -270,69 +288,7 @@ class TxWorld(AppWorld):
         self.ensembles[QUEUE] = group  # type: ignore[assignment]  # a kind of it
         group.start(JobNode, [replica.replica_id for replica in each.replicas])
         for node in group.nodes.values():
-            self._settle(node, each.group_id)
-
-    def _settle(self, node: PartitionNode, group_id: str) -> None:
-        """The settler beside a replica (``rayqueue.actors.settler``): slow, and with answers that may be old."""
-        process = self.new_process(f"settler {group_id} {node.replica_id}")
-        route = CoordinatorRoute(cast("Any", SimDirectory(self)), self.settings)
-        rng = Random(self.rng.random())
-
-        async def look(find: Any) -> Any:
-            looked: asyncio.Future[Any] = process.create_future()
-            node.call(lambda: _tell(looked, find()))
-            return await asyncio.wait_for(looked, 5.0)
-
-        async def main() -> None:
-            while True:
-                await asyncio.sleep(self.settings.cluster.resolve_after_ms / 2000)
-                if not node.alive:
-                    continue
-                try:
-                    asked = await look(lambda: node.service.settling.questions())  # type: ignore[attr-defined]
-                    if asked:
-                        fates = await route.call(ResolveTransactions(group_id=group_id, transactions=asked))
-                        await asyncio.sleep(rng.choice((0, 0, 0.5)))
-                        node.call(
-                            partial(lambda *told: node.service.settling.answered(*told), asked, fates)  # type: ignore[attr-defined]
-                        )
-                except (RayQueueError, asyncio.TimeoutError):
-                    continue
-
-        process.start(main())
-        self.settlers.append(process)
-
-    def _carry(self) -> None:
-        """The carrier, beside whoever leads the coordinator's group."""
-        process = self.new_process("carrier")
-
-        async def asked(ask: Any) -> Any:
-            leader = self.coordinators.leader()
-            if leader is None:
-                raise RayQueueError("nobody leads")
-            looked: asyncio.Future[Any] = process.create_future()
-            leader.call(lambda: ask(leader, partial(_tell, looked)))
-            answer = await asyncio.wait_for(looked, 5.0)
-            if isinstance(answer, RayQueueError):
-                raise answer
-            return answer
-
-        async def change(command: AnyCommand) -> object:
-            return await asked(partial(_propose, encode_command(command)))
-
-        carrier = Carrier(change, cast("Any", SimDirectory(self)), self.settings)
-
-        async def main() -> None:
-            while True:
-                await asyncio.sleep(0.3)
-                try:
-                    view = await asked(lambda leader, tell: tell(_View(leader)))
-                    await carrier.carry(carrier.due(view), view)
-                except (RayQueueError, asyncio.TimeoutError):
-                    continue
-
-        process.start(main())
-        self.settlers.append(process)
+            settle(self, node, each.group_id)
 
     # -- who uses it ----------------------------------------------------------------------------
 
@@ -358,6 +314,10 @@ class TxWorld(AppWorld):
     def _new_worker(self, transactional_id: str | None = None) -> None:
         chosen = self._name("work") if transactional_id is None else transactional_id
         self.workers.append(Worker(self, self._name("worker"), Random(self._jobs_rng.random()), chosen))
+
+    def _new_client(self, kind: type[ClientLoop | ClientFeeder], transactional_id: str | None = None) -> None:
+        name = self._name("client")
+        self.real_clients.append(kind(self, name, Random(self._jobs_rng.random()), transactional_id or name))
 
     def _put_some(self) -> None:
         alive = [putter for putter in self.putters if not putter.process.killed]
@@ -400,7 +360,15 @@ class TxWorld(AppWorld):
 
     def _app_fault(self, kind: str) -> None:
         rng = self.rng
-        used = (*self.feeders, *self.processors, *self.drivers, *self.tasks[-4:], *self.putters, *self.workers)
+        used = (
+            *self.feeders,
+            *self.processors,
+            *self.drivers,
+            *self.tasks[-4:],
+            *self.putters,
+            *self.workers,
+            *self.real_clients,
+        )
         apps = [app for app in used if not app.process.killed]
         if not apps:
             return
@@ -422,7 +390,7 @@ class TxWorld(AppWorld):
             case "take_over" if isinstance(app, Processor):
                 app.wants = True
 
-    def _again(self, app: TxApp) -> None:
+    def _again(self, app: TxApp | ClientLoop | ClientFeeder) -> None:
         if isinstance(app, Processor):
             self._new_processor(app.transactional_id)
         elif isinstance(app, Driver):
@@ -433,11 +401,14 @@ class TxWorld(AppWorld):
             self._new_worker(app.transactional_id)
         elif isinstance(app, Putter):
             self._new_putter()
+        elif isinstance(app, ClientLoop | ClientFeeder):
+            self._new_client(type(app), app.transactional_id)
         else:
             self._new_feeder()
 
-    def _apps(self) -> tuple[TxApp, ...]:
-        return (*self.feeders, *self.processors, *self.drivers, *self.tasks, *self.putters, *self.workers)
+    def _apps(self) -> tuple[TxApp | ClientLoop | ClientFeeder, ...]:
+        protocol = (*self.feeders, *self.processors, *self.drivers, *self.tasks, *self.putters, *self.workers)
+        return (*protocol, *self.real_clients)
 
     # -- the schedule -----------------------------------------------------------------------------
 
@@ -447,6 +418,8 @@ class TxWorld(AppWorld):
             virtual_time(self.clock, self._dice) as alarms,
             patch.object(carrying, "AFTER_MS", 800),
             patch.object(coordinator, "EXPIRE_EVERY_S", every_s),
+            patch.object(os, "getpid", lambda: 1),
+            patch.object(socket, "gethostname", lambda: "host"),
         ):
             try:
                 return self._run_all(alarms)
@@ -482,6 +455,9 @@ class TxWorld(AppWorld):
                 self.clock.at(self._jobs_rng.uniform(begin, begin + 2), self._new_worker)
             for _ in range(self._jobs_rng.randint(6, 14)):
                 self.clock.at(self._jobs_rng.uniform(begin, end), self._put_some)
+        if self.real:
+            for kind in (ClientLoop, ClientLoop, ClientFeeder):
+                self.clock.at(self._jobs_rng.uniform(begin, begin + 2), partial(self._new_client, kind))
         for _ in range(rng.randint(4, 16)):
             self.clock.at(rng.uniform(begin + 0.5, end), self._one_fault)
         for _ in range(4):
@@ -519,17 +495,22 @@ class TxWorld(AppWorld):
             self._new_putter()
             self._new_worker()
             self._put_some()
+        if self.real:
+            self._new_client(ClientLoop)
         self._new_processor("last")
         self.processors[-1].persists = True
         self._feed_some()
         if not self.clock.run_until(self.clock.now + HEAL_S, self._settled, max_events=900_000):
             if self.jobs is not None:
                 self.jobs.book.check_stuck(self.jobs.dead())
+            if self.real:
+                self.clients.check()
             raise BrokenError(Invariant.PROGRESS, f"no progress after healing: {self._describe_tx()}")
 
     def _settled(self) -> bool:
         return (
             all(each.idle for each in (*self.feeders, *self.putters))
+            and not (self.real and self.clients.left())
             and (self.jobs is None or not self.jobs.book.left(self.jobs.dead()))
             and all(group.settled for group in self._group_ids.values())
             and not any(len(self.checker(number).reads.machine.transactions) for number in self.ensembles)
@@ -579,6 +560,8 @@ class TxWorld(AppWorld):
             raise BrokenError(Invariant.TRUE_FATE, f"a feeder was told otherwise: {wrong[:5]}")
         if self.jobs is not None:
             self.jobs.check_end([value.removeprefix(DONE) for value in self._written(DONE)])
+        if self.real:
+            self.clients.check()
         self.writes.check(self._written(PREFIX))
         results = self._results()
         twice = {each for each in results if results.count(each) > 1}
@@ -605,6 +588,7 @@ class TxWorld(AppWorld):
             f"open={open_here} commits={commits} unprocessed={len(self._unprocessed())} "
             f"written={self.writes.next_batch} of {self.writes.wanted} readers={readers} of {ends} "
             f"feeders={[each.idle for each in (*self.feeders, *self.putters)]} "
+            f"unmade={sorted(self.clients.left())[:5] if self.real else None} "
             f"jobs={None if self.jobs is None else sorted(self.jobs.book.left(self.jobs.dead()))}\n  {groups}"
         )
 
@@ -622,24 +606,5 @@ class TxWorld(AppWorld):
             self.writes.written,
             0 if self.jobs is None else sum(key is not None for key in self.jobs.book.done.values()),
             0 if self.jobs is None else self.jobs.book.again,
+            len(self.clients.made()) if self.real else 0,
         )
-
-
-def _propose(payload: bytes, leader: CoordinatorNode, tell: Callable[[Any], None]) -> None:
-    try:
-        leader.propose(payload, tell)
-    except RayQueueError as error:
-        tell(error)
-
-
-def _tell(looked: asyncio.Future[Any], answer: Any) -> None:
-    if not looked.done():
-        looked.set_result(answer)
-
-
-class _View:
-    """What the carrier looks at of ``ClusterView``."""
-
-    def __init__(self, leader: CoordinatorNode) -> None:
-        self.commits = dict(leader.machine.transactions.commits)
-        self.topics = dict(leader.machine.topics)

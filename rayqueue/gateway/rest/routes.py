@@ -161,6 +161,7 @@ ROUTES: tuple[Route, ...] = (
         "The session's next records; waits for the first",
         params=m.SessionReadParams,
         answer=m.SessionRecords,
+        watched=True,
     ),
     Route(
         "POST",

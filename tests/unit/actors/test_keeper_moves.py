@@ -259,6 +259,35 @@ def test_a_replica_that_cannot_be_made_is_made_elsewhere(tmp_path: Path, monkeyp
     run(scenario())
 
 
+def test_a_replica_of_a_new_topic_that_cannot_be_made_is_made_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same as with moves: what was never made was tried on the same disk for ever."""
+
+    async def scenario() -> None:
+        kept = KeptCluster(tmp_path, monkeypatch)
+        info = kept.log.apply(CreateTopic("new", TopicSettings(partitions=1, replication=3), (("b1", "b2", "b3"),)))
+        group_id, scout, crew = info.partitions[0].group_id, kept.keeper._scout, kept.keeper._crew
+        kept.log.apply(ReplicasMade(((group_id, "r1"), (group_id, "r2"))))
+        scout.sizes[group_id] = 0
+        crew.failing[ReplicaKey(GroupId(group_id), ReplicaId("r3"))] = "the disk is full"
+        await kept.look()
+        await kept.look(10)
+        assert kept.of(BeginMove) == []
+        await kept.look(6)
+        (begun,) = kept.of(BeginMove)
+        assert (begun.group_id, begun.remove, begun.broker) == (group_id, "r3", "b4")
+        assert begun.why == "it cannot be made on b3: the disk is full"
+        kept.log.apply(ReplicasMade(((group_id, kept.log.machine.moves[group_id].add),)))
+        await kept.look()
+        assert kept.of(CancelMove) == []
+        kept.log.apply(ReplicasMade(((group_id, "r3"),)))
+        await kept.look()
+        assert len(kept.of(CancelMove)) == 1, "it was made after all"
+
+    run(scenario())
+
+
 @pytest.mark.parametrize("silent", [True, False])
 def test_a_new_replica_that_falls_silent_or_has_no_space_is_given_up_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, silent: bool

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +13,8 @@ import grpc
 import httpx
 import pytest
 
+from rayqueue.actors.names import GATEWAY_PREFIX
+from rayqueue.client import lifecycle
 from rayqueue.config import GatewaySettings
 from rayqueue.gateway import server
 from rayqueue.gateway.operations import Operations
@@ -151,5 +154,37 @@ def test_what_is_cut_off_is_told_so(thread: GatewayThread, monkeypatch: pytest.M
     assert reason(changed) == (grpc.StatusCode.UNAVAILABLE, "outcome_unknown")
 
 
-def test_whoever_stops_a_gateway_waits_for_as_long_as_it_may_take() -> None:
-    assert server.stops_within_s(GatewaySettings(drain_timeout_ms=60_000)) > 120
+class OfRay:
+    """Ray, as far as a stop asks it: two gateways, of which one is of the release before."""
+
+    def __init__(self, within_s: float) -> None:
+        told = types.SimpleNamespace(remote=lambda: within_s)
+        self.handles = {
+            f"{GATEWAY_PREFIX}a-0": types.SimpleNamespace(closes_within_s=told),
+            f"{GATEWAY_PREFIX}b-0": object(),
+        }
+
+    def wait(self, refs: list[float], **_: Any) -> tuple[list[float], list[float]]:
+        return refs, []
+
+    def get(self, ref: float) -> float:
+        return ref
+
+
+def test_whoever_stops_a_gateway_waits_for_as_long_as_it_may_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    longest_s = server.stops_within_s(GatewaySettings(drain_timeout_ms=60_000))
+    assert longest_s > 120
+    ray = OfRay(longest_s)
+    stopped: list[tuple[list[str], float]] = []
+
+    def stop(names: list[str], _: str, within_s: float) -> None:
+        stopped.append((names, within_s))
+        ray.handles.clear()
+
+    monkeypatch.setattr(lifecycle, "ray", ray)
+    monkeypatch.setattr(lifecycle, "found_actors", lambda _: set(ray.handles))
+    monkeypatch.setattr(lifecycle, "_find", lambda name, _: ray.handles[name])
+    monkeypatch.setattr(lifecycle, "_stop", stop)
+    names = sorted(ray.handles)
+    lifecycle.stop_gateways("rayqueue")
+    assert [(sorted(each), within_s) for each, within_s in stopped] == [(names, longest_s)]

@@ -1,4 +1,4 @@
-"""Where gateways are to be, and what becomes of one that cannot start. Without Ray."""
+"""The fleet of gateways: where they are to be, and one that cannot start. Without Ray."""
 
 from __future__ import annotations
 

@@ -248,6 +248,18 @@ def test_an_answer_that_was_lost_comes_again_and_is_not_acknowledged_unseen(rest
     assert rest.get("/v1/groups/g").json()["lag"] == 3
 
 
+def test_what_comes_for_a_caller_who_hung_up_is_not_handed_to_nobody(rest: httpx.Client) -> None:
+    make(rest)
+    session = rest.post("/v1/groups/g/sessions", json={"topics": ["orders"]}).json()["session"]
+    path = f"/v1/sessions/{session}/records"
+    rest.get(path, params={"wait_ms": 0})
+    with pytest.raises(httpx.ReadTimeout):
+        rest.get(path, params={"wait_ms": 20_000}, timeout=0.5)
+    put(rest, {"text": "a"})
+    answer = rest.get(path, params={"wait_ms": 5000}).json()
+    assert [each["text"] for each in answer["records"]] == ["a"]
+
+
 @pytest.mark.slow
 def test_a_session_that_is_not_heard_of_leaves(rest: httpx.Client, rq: memory.MemoryQueue) -> None:
     make(rest)

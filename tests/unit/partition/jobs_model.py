@@ -54,6 +54,8 @@ class Model:
         self.dedupes: dict[str, tuple[int, int]] = {}
         self.next_token = 1
         self.expired = self.dropped = self.deduplicated = 0
+        self._served_since: dict[tuple[int, bytes | None], set[bytes | None]] = {}
+        """Lane and key that waits, to the keys that were served in that lane since its turn was given."""
 
     # -- what is there ----------------------------------------------------------------
 
@@ -125,6 +127,7 @@ class Model:
             best = sorted([job.lane for job in eligible], reverse=True)[:count]
             assert sorted([self.jobs[each].lane for each in ids], reverse=True) == best
             assert set(ids) <= {job.id for job in eligible}
+            self._take_turns(eligible, ids)
         else:
             assert ids == [job.id for job in eligible[:count]]
         assert grant.token == self.next_token
@@ -136,6 +139,25 @@ class Model:
             job.deliveries += 1
             assert deliveries == job.deliveries
             job.state, job.token = LEASED, grant.token
+
+    def _take_turns(self, eligible: list[Job], ids: list[int]) -> None:
+        """Between two jobs of one key every key that waited all the time gets one; jobs of a key keep their order."""
+        waiting = {job.id: job for job in eligible}
+        for job_id in ids:
+            job = waiting.pop(job_id)
+            others = {each.key for each in waiting.values() if each.lane == job.lane}
+            same = [each.id for each in waiting.values() if (each.lane, each.key) == (job.lane, job.key)]
+            assert not same or job_id < min(same), f"job {job_id} overtakes one of its key"
+            for key in others - {job.key}:
+                served = self._served_since.setdefault((job.lane, key), set())
+                assert job.key not in served, f"{job.key!r} is served twice while {key!r} waits"
+                served.add(job.key)
+            self._served_since[job.lane, job.key] = set()
+
+    def _loses_turn(self, job: Job) -> None:
+        """One of its key waits no more, though nobody has got it; also one that was due in the same moment."""
+        if job.state == READY or (job.state == DELAYED and job.due_ms <= self.now_ms):
+            self._served_since[job.lane, job.key] = set()
 
     def settle(self, told: Settle) -> set[int]:
         """Those that it does not reach."""
@@ -264,6 +286,7 @@ class Model:
         self._die(job)
 
     def _die(self, job: Job) -> None:
+        self._loses_turn(job)
         if job.want_result:
             self.results[job.id] = self.now_ms + self.settings.result_ttl_ms, "dead", None
         if self.settings.dead_letter:
@@ -273,6 +296,7 @@ class Model:
             del self.jobs[job.id]
 
     def _finish(self, job: Job, result: bytes | None) -> None:
+        self._loses_turn(job)
         if job.want_result:
             self.results[job.id] = self.now_ms + self.settings.result_ttl_ms, "done", result
         del self.jobs[job.id]
@@ -284,6 +308,7 @@ class Model:
             if job is None or (kind == "cancel") != (job.state in (READY, DELAYED)) or job.state == LEASED:
                 continue
             changed += 1
+            self._loses_turn(job)
             if kind == "redrive":
                 job.notes.append("redriven")
                 job.forgiven, job.expires_ms = job.deliveries, 0

@@ -211,11 +211,11 @@ def test_that_others_joined_is_marked_before_it_counts_also_by_a_process_that_fo
     before = net.stores[A].waymark
 
     def fail() -> None:
-        raise KeyboardInterrupt  # kill -9: the entry is on the disk, the mark is not
+        raise _KilledError  # the entry is on the disk, the mark is not
 
     net.stores[A].disk.before_mark = fail
     net.leader.change_replicas(net.leader.replica_set.with_voter(B), "voter")
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(_KilledError):
         net.run(1)
     joined = net.stores[A].last_index
     assert net.stores[A].waymark == before
@@ -274,6 +274,10 @@ def test_a_group_that_grew_under_a_release_without_marks_is_marked_at_the_next_s
     store.disk.waymark = Waymark()
     net.restart(B)
     assert not net.engines[B].must_mark, "it never was alone"
+
+
+class _KilledError(Exception):
+    """In the middle of a turn."""
 
 
 def _two_and_a_learner() -> tuple[Engines, RaftEngine, MemoryDisk]:

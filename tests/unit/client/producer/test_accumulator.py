@@ -86,6 +86,20 @@ def test_linger_is_waited_for_whatever_is_under_way() -> None:
     assert bench.buffer.due_s() is None
 
 
+def test_what_is_held_back_is_not_due_however_long_it_has_waited() -> None:
+    """Whoever sets a timer by it would do nothing else until the transaction before is decided."""
+    bench = Bench(linger_ms=5, transactional=True)
+    bench.accumulator.accept(2)
+    bench.accumulator.release(1)
+    bench.send(b"a")
+    bench.now_s = 0.006
+    assert bench.take() is None
+    assert bench.buffer.due_s() is None
+    bench.accumulator.release(2)
+    assert bench.buffer.due_s() == 0.005
+    assert bench.values() == [[b"a"]]
+
+
 def test_the_sender_is_woken_once_for_what_it_does_not_know() -> None:
     bench = Bench()
     bench.send(b"a")
