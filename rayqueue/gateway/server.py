@@ -30,7 +30,7 @@ from rayqueue.gateway.operations import Operations
 from rayqueue.gateway.overview import Looking
 from rayqueue.gateway.queues import Queues
 from rayqueue.gateway.requests import Requests
-from rayqueue.gateway.rest.connections import protocol_of
+from rayqueue.gateway.rest.connections import TlsServer, protocol_of
 from rayqueue.gateway.rest.serving import make_app
 from rayqueue.gateway.rpc.serving import RpcServer
 from rayqueue.gateway.sessions import Sessions
@@ -138,7 +138,7 @@ class Gateway:
             make_app(self),
             host=settings.host,
             port=settings.rest_port,
-            http=protocol_of(settings, self.limits.connections, tls_of(settings)),
+            http=protocol_of(settings, self.limits.connections),
             ws="none",
             lifespan="off",
             log_config=None,
@@ -148,7 +148,11 @@ class Gateway:
             timeout_keep_alive=settings.idle_timeout_ms // 1000 or 1,
             timeout_graceful_shutdown=settings.drain_timeout_ms / 1000,  # type: ignore[arg-type]  # it may be less than 1
         )
-        server = self._http = uvicorn.Server(config)
+        tls = tls_of(settings)
+        if tls is None:
+            server = self._http = uvicorn.Server(config)
+        else:
+            server = self._http = TlsServer(config, tls, settings.slow_timeout_ms / 1000)
         self._serving = asyncio.get_running_loop().create_task(_serve(server))
         deadline_s = time.monotonic() + _START_S
         while not server.started:

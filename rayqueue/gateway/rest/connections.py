@@ -8,39 +8,32 @@ a connection over TLS only after its handshake.
 from __future__ import annotations
 
 import asyncio
+import logging
+import socket
 import ssl
 import sys
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from rayqueue.config import GatewaySettings
 from rayqueue.errors import RateLimitedError
 from rayqueue.gateway.limits import Slots
 
+_log = logging.getLogger(__name__)
+
+_ACCEPT_AGAIN_S = 0.5
 MAX_HEAD_BYTES = 64 * 1024
 """Of a request beside its body: line, headers, trailers. Nobody's key is looked at before they are there."""
 _FRAMING = 16
 """So many bytes of framing may come with each byte of a body: more than chunks of one byte have."""
 
 
-def protocol_of(settings: GatewaySettings, slots: Slots, tls: ssl.SSLContext | None = None) -> Any:
-    """What makes a connection of one gateway, in uvicorn's place."""
+def protocol_of(settings: GatewaySettings, slots: Slots) -> type[Any]:
+    """The class of connections of one gateway."""
     slow_s = settings.slow_timeout_ms / 1000
-    shaking: set[asyncio.Task[None]] = set()
-
-    def take(connections: Any, transport: Any) -> str | None:
-        """Whose place it is; None if there is none, and it is hung up on."""
-        peer = transport.get_extra_info("peername")
-        source = str(peer[0]) if isinstance(peer, tuple) else "unknown"
-        try:
-            if len(connections) + len(shaking) >= settings.max_connections:
-                raise RateLimitedError("too many connections")
-            slots.take(source)
-        except RateLimitedError:
-            transport.abort()
-            return None
-        return source
 
     class Connection(HttpToolsProtocol):
         _waiting: asyncio.TimerHandle | None = None
@@ -52,20 +45,39 @@ def protocol_of(settings: GatewaySettings, slots: Slots, tls: ssl.SSLContext | N
         _body_bytes = 0
         _turned = False
 
+        @classmethod
+        def admit(cls, source: str, count: int) -> bool:
+            """Whether this address gets one more place. ``count``: of all that there are."""
+            try:
+                if count >= settings.max_connections:
+                    raise RateLimitedError("too many connections")
+                slots.take(source)
+            except RateLimitedError:
+                return False
+            return True
+
         def connection_made(self, transport: Any) -> None:
             if self.source is None:
-                self.source = take(self.connections, transport)
+                peer = transport.get_extra_info("peername")
+                source = str(peer[0]) if isinstance(peer, tuple) else "unknown"
+                self.source = source if self.admit(source, len(self.connections)) else None
             super().connection_made(transport)
-            if self.source is not None:
+            if self.source is None:
+                transport.abort()
+            else:
                 self._wait()
+
+        def left(self) -> None:
+            """Its place is free."""
+            if self.source is not None:
+                slots.release(self.source)
+                self.source = None
 
         def connection_lost(self, exc: Exception | None) -> None:
             self._arrived()
             if self._taking is not None:
                 self._taking.cancel()
-            if self.source is not None:
-                slots.release(self.source)
-                self.source = None
+            self.left()
             super().connection_lost(exc)
 
         # -- a request comes ----------------------------------------------------------------------
@@ -140,48 +152,81 @@ def protocol_of(settings: GatewaySettings, slots: Slots, tls: ssl.SSLContext | N
             if not self.transport.is_closing():
                 self.transport.abort()
 
-    class Handshake(asyncio.Protocol):
-        """A connection over TLS until its handshake is through: it has its place from its first moment."""
+    return Connection
 
-        def __init__(self, connection: Connection, tls: ssl.SSLContext) -> None:
-            self._connection = connection
-            self._tls = tls
-            self._early: list[bytes] = []
 
-        def connection_made(self, transport: Any) -> None:
-            self._connection.source = take(self._connection.connections, transport)
-            if self._connection.source is not None:
-                task = asyncio.get_running_loop().create_task(self._shake(transport))
-                shaking.add(task)
-                task.add_done_callback(shaking.discard)
+class TlsServer(uvicorn.Server):
+    """uvicorn's, which accepts by itself: a connection has its place before its handshake, and so long for that."""
 
-        def data_received(self, data: bytes) -> None:
-            """What came with the handshake's end, before this has heard of it."""
-            self._early.append(data)
+    def __init__(self, config: uvicorn.Config, tls: ssl.SSLContext, handshake_s: float) -> None:
+        super().__init__(config)
+        self._tls = tls
+        self._handshake_s = handshake_s
+        self._shaking: set[asyncio.Task[None]] = set()
 
-        async def _shake(self, transport: Any) -> None:
-            connection = self._connection
-            limits: dict[str, Any] = {"ssl_handshake_timeout": slow_s}
-            if sys.version_info >= (3, 11):
-                limits["ssl_shutdown_timeout"] = slow_s
-            made: Any = None
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await self.lifespan.startup()
+        loop = asyncio.get_running_loop()
+        try:
+            found = await loop.getaddrinfo(
+                self.config.host, self.config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+            )
+            listening = [
+                socket.create_server(address[:2], family=family, backlog=self.config.backlog)
+                for family, *_, address in dict.fromkeys(found)
+            ]
+        except OSError as error:
+            _log.error("%s", error)
+            sys.exit(1)  # as uvicorn does
+        for each in listening:
+            each.setblocking(False)
+        self.servers = [Accepting(listening, self._accept)]  # type: ignore[list-item]  # as far as uvicorn asks it
+        self.started = True
+
+    async def _accept(self, listening: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        make: Any = self.config.http_protocol_class
+        while True:
             try:
-                made = await asyncio.get_running_loop().start_tls(
-                    transport, self, self._tls, server_side=True, **limits
-                )
-            except (OSError, asyncio.TimeoutError):  # ssl.SSLError is one, too
-                transport.abort()
-            if made is None or made.is_closing():
-                if connection.source is not None:
-                    slots.release(connection.source)
-                return
-            made.set_protocol(connection)
-            connection.connection_made(made)
-            for data in self._early:
-                connection.data_received(data)
+                accepted, peer = await loop.sock_accept(listening)
+            except OSError as error:  # such as too many open files
+                _log.warning("a connection was not accepted: %s", error)
+                await asyncio.sleep(_ACCEPT_AGAIN_S)
+                continue
+            connection = make(
+                config=self.config, server_state=self.server_state, app_state=self.lifespan.state, _loop=loop
+            )
+            if connection.admit(peer[0], len(self.server_state.connections) + len(self._shaking)):
+                connection.source = peer[0]
+                task = loop.create_task(self._shake(accepted, connection))
+                self._shaking.add(task)
+                task.add_done_callback(self._shaking.discard)
+            else:
+                accepted.close()
 
-    def make(**options: Any) -> asyncio.Protocol:
-        connection = Connection(**options)
-        return connection if tls is None else Handshake(connection, tls)
+    async def _shake(self, accepted: socket.socket, connection: Any) -> None:
+        try:
+            await asyncio.get_running_loop().connect_accepted_socket(
+                lambda: connection, accepted, ssl=self._tls, ssl_handshake_timeout=self._handshake_s
+            )
+        except (OSError, asyncio.TimeoutError):  # ssl.SSLError is one, too
+            if connection.transport is None:
+                connection.left()
+                accepted.close()
 
-    return make
+
+class Accepting:
+    """Sockets that are listened at, as ``asyncio.Server``, as far as uvicorn knows it."""
+
+    def __init__(self, sockets: Sequence[socket.socket], accept: Callable[[socket.socket], Any]) -> None:
+        self.sockets = sockets
+        self._tasks = [asyncio.ensure_future(accept(each)) for each in sockets]
+
+    def close(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        for each in self.sockets:
+            each.close()
+
+    async def wait_closed(self) -> None:
+        await asyncio.gather(*self._tasks, return_exceptions=True)
