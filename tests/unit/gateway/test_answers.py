@@ -140,13 +140,15 @@ def test_jobs_too(rq: memory.MemoryQueue, gateway: Gateway) -> None:
 def test_what_is_not_acknowledged_has_an_end_in_bytes(records: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is kept, for an answer that is lost. A stream waits then, and goes on."""
     monkeypatch.setattr(sessions, "MAX_UNACKED_BYTES", 1_000_000)
-    first = records.Poll(pb.PollRequest(group="g", topics=["orders"], max_records=200, wait_ms=5000))
-    of: dict[str, Any] = {"session": first.session, "max_records": 200, "wait_ms": 5000, "cursor": first.cursor}
-    assert len(first.records) == 200 or records.Poll(pb.PollRequest(**of)).records
-    told = refused(records.Poll, pb.PollRequest(**of))
+    last = records.Poll(pb.PollRequest(group="g", topics=["orders"], max_records=100, wait_ms=5000))
+    of: dict[str, Any] = {"session": last.session, "max_records": 100, "wait_ms": 5000}
+    while last.cursor * (BYTES + 5 + 128) < 1_000_000:
+        last = records.Poll(pb.PollRequest(cursor=last.cursor, **of))
+    told = refused(records.Poll, pb.PollRequest(cursor=last.cursor, **of))
     assert told == (grpc.StatusCode.RESOURCE_EXHAUSTED, "queue_full")
-    records.Ack(pb.AckRequest(session=first.session, through=first.cursor))
-    records.CloseSession(pb.CloseSessionRequest(session=first.session))
+    records.Ack(pb.AckRequest(session=last.session, through=last.cursor))
+    assert records.Poll(pb.PollRequest(cursor=last.cursor, **of)).records
+    records.CloseSession(pb.CloseSessionRequest(session=last.session))
     sent = Sent()
     sent.put(join=pb.Join(group="h", topics=["orders"], credit=10_000))
     got = 0
