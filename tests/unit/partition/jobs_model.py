@@ -132,7 +132,7 @@ class Model:
             job.state, job.token = LEASED, grant.token
 
     def _take_turns(self, eligible: list[Job], ids: list[int]) -> None:
-        """Between two jobs of one key every key that waited all the time gets one, and jobs of a key keep their order."""
+        """Between two jobs of one key every key that waited all the time gets one. Jobs of a key keep their order."""
         waiting = {job.id: job for job in eligible}
         for job_id in ids:
             job = waiting.pop(job_id)
