@@ -46,8 +46,11 @@ def _keep_quiet(subscription: Subscription) -> set[Any]:
 _take_forfeited = Subscription.take_forfeited
 
 
-def _real(name: str, finding: str, breaks: Invariant, replaced: Replaced, *also: Invariant, faults: Any) -> TxMutation:
-    return TxMutation(name, finding, BrokenRule(breaks, frozenset(also)), replaced, faults=frozenset(faults), real=True)
+def _real(
+    name: str, finding: str, breaks: Invariant, replaced: Replaced, *also: Invariant, faults: Any, first_seed: int = 0
+) -> TxMutation:
+    rule = BrokenRule(breaks, frozenset(also))
+    return TxMutation(name, finding, rule, replaced, faults=frozenset(faults), first_seed=first_seed, real=True)
 
 
 _NETWORK = ("partition", "kill", "transfer", "app_cut", "app_reset", "slow")
@@ -68,6 +71,7 @@ TX_CLIENT_MUTATIONS = (
         (TransactionTasks, "_decision", _unsure_is_aborted),
         Invariant.EXACTLY_ONCE,
         faults=("kill", "app_reset"),
+        first_seed=7,
     ),
     _real(
         "goes-on-after-an-abort",
@@ -82,5 +86,6 @@ TX_CLIENT_MUTATIONS = (
         Invariant.EXACTLY_ONCE,
         (Subscription, "take_forfeited", _keep_quiet),
         faults=("app_pause", "app_cut", "app_zombie"),
+        first_seed=6,
     ),
 )

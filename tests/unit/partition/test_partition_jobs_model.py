@@ -139,7 +139,7 @@ class QueueMachine(RuleBasedStateMachine):
     def settle(self, worker: str, kind: str, token: int, runs: Any, delay_ms: int, text: bool) -> None:
         self._settle(worker, kind, token, tuple(runs), delay_ms, text)
 
-    @precondition(lambda self: self.model.count(LEASED))
+    @precondition(lambda self: any(lease.ids for lease in self.model.leases.values()))
     @rule(
         data=st.data(),
         kind=st.sampled_from(["ack", "ack", "nack", "reject", "release"]),
