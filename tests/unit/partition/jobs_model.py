@@ -8,6 +8,10 @@ from typing import Any
 from rayqueue.partition import PartitionSettings
 from rayqueue.partition.jobs.commands import Held, Request, Settle
 from rayqueue.partition.jobs.queue import Grant
+from rayqueue.records.checksum import crc32c
+
+Key = tuple[int, int]
+"""A transaction: producer id, epoch."""
 
 READY, LEASED, DELAYED, DEAD = "ready", "leased", "delayed", "dead"
 
@@ -25,6 +29,8 @@ class Job:
     expires_ms: int = 0
     want_result: bool = False
     notes: list[str] = field(default_factory=list)
+    transaction: Key | None = None
+    """The open one that has put it, if it is delayed, or that has staged its acknowledgement, if it is leased."""
 
 
 @dataclass
@@ -69,7 +75,7 @@ class Model:
 
     # -- what happens -----------------------------------------------------------------
 
-    def put(self, job_id: int, lane: int, key: bytes | None, **options: Any) -> None:
+    def put(self, job_id: int, lane: int, key: bytes | None, *, transaction: Key | None = None, **options: Any) -> None:
         dedupe_id = options.get("dedupe_id")
         if dedupe_id:
             if dedupe_id in self.dedupes and self.dedupes[dedupe_id][1] > self.now_ms:
@@ -80,7 +86,10 @@ class Model:
         expires_ms = self.now_ms + options["ttl_ms"] if options.get("ttl_ms") else 0
         job = Job(job_id, lane, key, expires_ms=expires_ms, want_result=options.get("want_result", False))
         self.jobs[job_id] = job
-        self._wait(job, due_ms)
+        if transaction is None:
+            self._wait(job, due_ms)
+        else:
+            job.state, job.due_ms, job.transaction = DELAYED, due_ms, transaction
 
     def _wait(self, job: Job, due_ms: int) -> None:
         job.state, job.due_ms = (DELAYED, due_ms) if due_ms > self.now_ms else (READY, 0)
@@ -94,7 +103,7 @@ class Model:
             outlived = 0 < job.expires_ms <= self.now_ms
             if outlived and job.state in (READY, DELAYED):
                 self._outlive(job)
-            elif job.state == DELAYED and job.due_ms <= self.now_ms:
+            elif job.state == DELAYED and job.due_ms <= self.now_ms and job.transaction is None:
                 self._wait(job, 0)
         self.results = {job: each for job, each in self.results.items() if each[0] > self.now_ms}
         self.dedupes = {name: each for name, each in self.dedupes.items() if each[1] > self.now_ms}
@@ -213,6 +222,42 @@ class Model:
         if job is None:
             return lease is not None and job_id in lease.done
         return job.token == token != 0 and (job.state != LEASED or (lease is not None and job_id in lease.ids))
+
+    # -- transactions -----------------------------------------------------------------
+
+    def stage(self, transaction: Key, token: int, ids: list[int]) -> set[int]:
+        """Those that it does not reach."""
+        lease, lost = self.leases.get(token), set()
+        for job_id in ids:
+            job = self.jobs.get(job_id)
+            if lease is not None and job_id in lease.ids:
+                lease.ids.remove(job_id)
+                self.jobs[job_id].transaction = transaction
+            elif job is None or job.state != LEASED or job.transaction != transaction:
+                lost.add(job_id)
+        return lost
+
+    def end_transaction(self, transaction: Key, *, commit: bool) -> None:
+        for job in [job for job in self.jobs.values() if job.transaction == transaction]:
+            job.transaction = None
+            if job.state == LEASED and commit:
+                if job.token in self.leases:
+                    self.leases[job.token].done.add(job.id)
+                self._finish(job, None)
+            elif job.state == LEASED:
+                self._fail(job, "nack", self._backoff_ms(job))
+            elif commit:
+                self._wait(job, job.due_ms)
+            else:
+                del self.jobs[job.id]
+
+    def _backoff_ms(self, job: Job) -> int:
+        first_ms, most_ms = self.settings.retry_backoff_ms, self.settings.retry_backoff_max_ms
+        delay_ms: int = min(first_ms * 2 ** (job.deliveries - job.forgiven - 1), most_ms)
+        dice = crc32c(job.id.to_bytes(8, "big") + job.deliveries.to_bytes(8, "big"))
+        return delay_ms * 3 // 4 + dice % (delay_ms // 2 + 1)
+
+    # -- ends -------------------------------------------------------------------------
 
     def end(self, token: int, why: str) -> int:
         lease = self.leases[token]
