@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic
 
 from rayqueue.client.arguments import check_count
 from rayqueue.client.queue.job import JobId
 from rayqueue.client.twins import awaiting, blocking, part
-from rayqueue.errors import UnknownJobError
+from rayqueue.errors import InvalidInputError, UnknownJobError
 from rayqueue.protocol.jobs import Changed, Failure, ListDead, PurgeDead, RedriveDead
 from rayqueue.protocol.jobs import DeadJob as WireDeadJob
 from rayqueue.records import Headers, KeyT, ValueT
@@ -89,21 +89,25 @@ class DeadLetters(Generic[ValueT, KeyT]):
     get_async = awaiting(get)
 
     @blocking
-    async def redrive(self, *job_ids: JobId | str) -> int:
+    async def redrive(self, *job_ids: JobId | str, all: bool = False) -> int:  # noqa: A002  # as it is said
         """Let these be tried again, or all of them; with all their deliveries before them, and their history. How many
         there were."""
-        return await self._change(RedriveDead, job_ids)
+        return await self._change(RedriveDead, job_ids, all)
 
     redrive_async = awaiting(redrive)
 
     @blocking
-    async def purge(self, *job_ids: JobId | str) -> int:
+    async def purge(self, *job_ids: JobId | str, all: bool = False) -> int:  # noqa: A002  # as it is said
         """Delete these for good, or all of them. How many there were."""
-        return await self._change(PurgeDead, job_ids)
+        return await self._change(PurgeDead, job_ids, all)
 
     purge_async = awaiting(purge)
 
-    async def _change(self, call: type[RedriveDead] | type[PurgeDead], job_ids: Iterable[JobId | str]) -> int:
+    async def _change(
+        self, call: type[RedriveDead] | type[PurgeDead], job_ids: Collection[JobId | str], everything: bool
+    ) -> int:
+        if job_ids and everything:
+            raise InvalidInputError("name the dead letters, or say all=True; not both")
         shares: dict[int, list[int]] = {}
         for where in map(JobId.of, job_ids):
             shares.setdefault(where.partition, []).append(where.offset)
@@ -112,7 +116,7 @@ class DeadLetters(Generic[ValueT, KeyT]):
             for number, ids in shares.items()
             for begin in range(0, len(ids), _CHANGED)
         ]
-        if not asked:
+        if everything:
             asked = [(number, None) for number in range(await self._queue.partition_count())]
         total = 0
         for number, ids in asked:

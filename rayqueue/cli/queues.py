@@ -265,7 +265,7 @@ def redrive(
     """Let dead letters be tried again, with their history."""
     _check_chosen(job_ids, everything)
     with connected(address, data_dir, namespace) as rq:
-        count = _opened(rq, name).dead.redrive(*(job_ids or ()))
+        count = _opened(rq, name).dead.redrive(*(job_ids or ()), all=everything)
     _print_count(count, "redriven", as_json)
 
 
@@ -282,7 +282,7 @@ def purge(
     """Delete dead letters for good."""
     _check_chosen(job_ids, everything)
     with connected(address, data_dir, namespace) as rq:
-        count = _opened(rq, name).dead.purge(*(job_ids or ()))
+        count = _opened(rq, name).dead.purge(*(job_ids or ()), all=everything)
     _print_count(count, "purged", as_json)
 
 

@@ -362,7 +362,7 @@ class Queues:
         _queue(caller, "alter", name)
         chosen = _jobs(jobs)
         await self._info(name)
-        count = await self._handle(name).dead.redrive_async(*chosen)
+        count = await self._handle(name).dead.redrive_async(*chosen, all=jobs is None)
         self._audit.note(caller, "alter", "queue", name)
         return count
 
@@ -371,7 +371,7 @@ class Queues:
         _queue(caller, "alter", name)
         chosen = _jobs(jobs)
         await self._info(name)
-        count = await self._handle(name).dead.purge_async(*chosen)
+        count = await self._handle(name).dead.purge_async(*chosen, all=jobs is None)
         self._audit.note(caller, "alter", "queue", name)
         return count
 

@@ -203,7 +203,7 @@ def test_a_redriven_task_gets_all_of_its_attempts(rq: memory.MemoryQueue) -> Non
         finally:
             working.stop(10)
         assert len(attempts) == expected
-        assert queue.dead.redrive() == 1
+        assert queue.dead.redrive(all=True) == 1
     (job,) = queue.get(timeout_ms=5_000)
     assert (job.deliveries, job.forgiven, job.attempt) == (7, 6, 1)
 

@@ -118,7 +118,8 @@ def test_a_failed_job_is_tried_again_and_then_dead_with_its_history(rq: memory.M
     assert job.value == "poison"
     job.reject("never")
     assert queue.dead.get(str(put.id)).reason == "never"
-    assert queue.dead.purge() == 1
+    assert queue.dead.purge() == 0, "none is named"
+    assert queue.dead.purge(all=True) == 1
     assert queue.dead.list() == []
     with pytest.raises(UnknownJobError):
         queue.dead.get(put.id)
@@ -137,7 +138,7 @@ def test_dead_letters_are_listed_over_partitions_page_by_page(rq: memory.MemoryQ
         ids += [each.id for each in page]
     assert len(set(ids)) == 30
     assert {each.partition for each in ids} == {0, 1, 2}
-    assert queue.dead.redrive() == 30
+    assert queue.dead.redrive(all=True) == 30
     assert _size(queue)[0] == 30
 
 
@@ -893,7 +894,7 @@ def test_everything_can_be_awaited(rq: memory.MemoryQueue) -> None:
             break
         assert (await queue.size_async()).dead == 2
         assert {each.reason for each in await queue.dead.list_async()} == {"ValueError: three", "no"}
-        assert await queue.dead.redrive_async() == 2
+        assert await queue.dead.redrive_async(all=True) == 2
         seen: list[int] = []
 
         async def handle_one(job: Any) -> None:
