@@ -1,4 +1,4 @@
-"""What runs beside the replicas of the transactions' world: a settler for each of a partition, and the carrier.
+"""Tasks beside the replicas of the transactions' world: a settler for each of a partition, and the carrier.
 
 Both are slow, and go on with answers that may be old.
 """
