@@ -111,11 +111,17 @@ _settle_other = JobQueue._settle_other
 
 
 def _queued(
-    name: str, finding: str, breaks: Invariant, replaced: Replaced, *also: Invariant, faults: Any = None
+    name: str,
+    finding: str,
+    breaks: Invariant,
+    replaced: Replaced,
+    *also: Invariant,
+    faults: Any = None,
+    first_seed: int = 0,
 ) -> TxMutation:
     rule = BrokenRule(breaks, frozenset(also))
     some = {} if faults is None else {"faults": frozenset(faults)}
-    return TxMutation(name, finding, rule, replaced, queued=True, **some)
+    return TxMutation(name, finding, rule, replaced, queued=True, first_seed=first_seed, **some)
 
 
 TX_JOB_MUTATIONS = (
@@ -154,6 +160,8 @@ TX_JOB_MUTATIONS = (
         "a job is given out again while the transaction is open that may be done with it",
         Invariant.JOBS_DONE_ONCE,
         (StagingQueue, "stage", _stays_in_its_lease),
+        Invariant.NO_SELF_STOP,  # done with twice: the second one finds no row
+        first_seed=90,
     ),
     _queued(
         "committed-ack-does-not-count",
