@@ -115,7 +115,12 @@ class SimKeeper:
         self._world.clock.after(self._rng.uniform(0.5, 1.5) * LOOK_EVERY_S, self._look)
 
     def _look(self) -> None:
-        leading = [node for node in self._world.nodes.values() if node.alive and node.engine.is_leader]
+        # A keeper acts for a leader that has applied what was decided before it (``Tenure``).
+        leading = [
+            node
+            for node in self._world.nodes.values()
+            if node.alive and node.engine.is_leader and node.engine.applied >= node.engine.noop_index
+        ]
         if leading:
             leader = self._rng.choice(leading)
             self._report_lost(leader)
