@@ -12,6 +12,7 @@ from rayqueue.log.store import Entry
 from rayqueue.partition import Appended, Ended, Trimmed
 from rayqueue.partition.commands import PassTime, decode
 from rayqueue.partition.jobs.commands import AckAll, ChangeJobs, EndWorkers, LeaseJobs, SettleJobs
+from rayqueue.partition.tables import RESULTS
 from rayqueue.partition.transactions.commands import EndTransaction, StageAcks
 from rayqueue.partition.transactions.endings import transaction_of
 from rayqueue.protocol.jobs import JOB_HEADER, JobOptions, Settled, decode_options
@@ -67,6 +68,7 @@ class JobLog:
                 key,
                 transaction=transaction_of(batch.header),
                 delay_ms=options.delay_ms,
+                deliver_at_ms=options.deliver_at_ms,
                 ttl_ms=options.ttl_ms,
                 dedupe_id=options.dedupe_id,
                 want_result=options.want_result,
@@ -144,3 +146,8 @@ class JobLog:
             raise BrokenError(Invariant.JOB_STATE, f"after entry {entry.index} the totals are {totals}")
         if found != expected:
             raise BrokenError(Invariant.JOB_STATE, f"after entry {entry.index} there are {found} jobs, not {expected}")
+        results = {int.from_bytes(key, "big"): each for key, each in self._reads.store.scan(RESULTS)}
+        kept = {job_id: jobs.results.get(job_id) for job_id in results}
+        said = {job_id: (each.until_ms, each.state, each.value) for job_id, each in kept.items() if each is not None}
+        if said != model.results:
+            raise BrokenError(Invariant.JOB_STATE, f"after entry {entry.index} results are {said}, not {model.results}")

@@ -21,8 +21,8 @@ from rayqueue.partition.jobs.leases import Lease, Leases
 from rayqueue.partition.jobs.queue import Grant, JobQueue, Moved
 from rayqueue.partition.jobs.rows import JobRow, Note, State
 from rayqueue.partition.jobs.runs import Part
-from rayqueue.protocol.jobs import Settled
-from rayqueue.replica.jobs import Jobs, QueueTime
+from rayqueue.protocol.jobs import JobOptions, LeaseJobs, Settled
+from rayqueue.replica.jobs import Jobs, QueueTime, Reply
 from tests.sim.frame import Mutation
 from tests.sim.invariants import Invariant
 from tests.sim.job_world import JobWorld
@@ -270,12 +270,45 @@ def _own_turn(ready: FairReady, lane: int, key: bytes) -> None:
 
 _give_turn = FairReady._give_turn
 
+
+def _put_unscheduled(queue: JobQueue, job_id: int, lane: int, key: Any, options: JobOptions, **more: Any) -> None:
+    """A job is given out before its time."""
+    _put(queue, job_id, lane, key, replace(options, deliver_at_ms=0), **more)
+
+
+_put = JobQueue._put
+
+
+def _finish_without(queue: JobQueue, row: JobRow, result: bytes | None) -> None:
+    """What a job was acknowledged with is not kept."""
+    _finish(queue, row, None)
+
+
+_finish = JobQueue._finish
+
+
+def _lease_some(jobs: Jobs, client: int, request: int, call: LeaseJobs, reply: Reply) -> None:
+    """Who wants all of so many jobs, or none, gets some."""
+    _lease_call(jobs, client, request, replace(call, least_jobs=1), reply)
+
+
+_lease_call = Jobs._lease
+
+
+def _as_at_first_ms(queue: JobQueue, row: JobRow) -> int:
+    """A job that has failed several times waits as after the first time."""
+    return _backoff_ms(queue, replace(row, forgiven=row.deliveries - 1))
+
+
+_backoff_ms = JobQueue._backoff_ms
+
 _LOST_ANSWERS = ("app_cut", "app_reset", "kill", "partition", "transfer")
 _LATE = ("app_pause", "app_cut", "app_slow", "app_reset")
 
 _OPERATED = ("app_operates", "app_kill")
 _QUEUE = PartitionSettings(queue=True, lease_ms=1_500, max_lease_ms=4_000, max_deliveries=3)
 _LONG = PartitionSettings(queue=True, lease_ms=900_000, max_lease_ms=900_000, max_deliveries=None)
+_BACK_OFF = replace(_QUEUE, max_deliveries=None, retry_backoff_ms=100, retry_backoff_max_ms=1_000)
 
 JOB_MUTATIONS = (
     JobMutation.of(
@@ -610,5 +643,55 @@ JOB_MUTATIONS = (
         "_give_turn",
         _own_turn,
         settings=replace(_QUEUE, fair_by_key=True),
+    ),
+    JobMutation.of(
+        "too_early",
+        "a job is given out before the time for which it was put",
+        Invariant.JOB_STATE,
+        JobQueue,
+        "_put",
+        _put_unscheduled,
+        "app_schedules",
+        settings=_QUEUE,
+    ),
+    JobMutation.of(
+        "result_lost",
+        "the result of a job is not kept",
+        Invariant.JOB_STATE,
+        JobQueue,
+        "_finish",
+        _finish_without,
+        "app_tells",
+        settings=_QUEUE,
+    ),
+    JobMutation.of(
+        "leased_in_part",
+        "who wants all of so many jobs, or none, gets some",
+        Invariant.JOB_ANSWERS,
+        Jobs,
+        "_lease",
+        _lease_some,
+        "app_wants_all",
+        settings=_QUEUE,
+    ),
+    JobMutation.of(
+        "without_back_off",
+        "a failed job is tried again at once",
+        Invariant.JOB_STATE,
+        JobQueue,
+        "_backoff_ms",
+        lambda queue, row: 0,
+        "app_backs_off",
+        settings=_BACK_OFF,
+    ),
+    JobMutation.of(
+        "back_off_stands_still",
+        "a job that fails again and again waits no longer each time",
+        Invariant.JOB_STATE,
+        JobQueue,
+        "_backoff_ms",
+        _as_at_first_ms,
+        "app_backs_off",
+        settings=_BACK_OFF,
     ),
 )

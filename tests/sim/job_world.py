@@ -20,6 +20,8 @@ from random import Random
 from typing import Any, cast
 from unittest.mock import patch
 
+from msgspec.structs import replace
+
 from rayqueue.errors import OutcomeUnknownError, RayQueueError
 from rayqueue.ids import GroupId, ReplicaId
 from rayqueue.net.backoff import Retry
@@ -51,6 +53,8 @@ WEATHERS = ("drop", "duplicate", "slow", "reorder")
 NODE_FAULTS = ("partition", "one_way", "pause", "kill", "kill_in_sync", "power_loss", "transfer", "clock_jump")
 APP_FAULTS = ("app_pause", "app_cut", "app_kill", "app_reset", "host_gone", "false_report")
 FAULTS = (*WEATHERS, *NODE_FAULTS, *APP_FAULTS, "app_slow", "app_quits", "app_operates")
+WAYS = ("app_schedules", "app_wants_all", "app_backs_off", "app_tells")
+"""What putters and workers do besides, also when all has healed: in some of the worlds, and by dice of its own."""
 
 SAFETY_S = 8.0
 HEAL_S = 60.0
@@ -73,6 +77,9 @@ class JobOutcome:
     expired: int
     deduplicated: int
     changed: int
+    scheduled: int
+    whole: int
+    backed_off: int
 
 
 class JobNode(PartitionNode):
@@ -179,6 +186,7 @@ class Putter(_App):
     def __init__(self, world: JobWorld, name: str, rng: Random) -> None:
         self.wanted = 0
         self.under_way = 0
+        self._times = Random(f"times {world.seed} {name}")
         super().__init__(world, name, rng)
 
     @property
@@ -202,6 +210,7 @@ class Putter(_App):
         options = [
             JobOptions(
                 delay_ms=rng.choice((0, 300)),
+                deliver_at_ms=self._deliver_at_ms(),
                 ttl_ms=rng.choice((0, 0, 0, 200, 1_500)),
                 dedupe_id=rng.choice(("", "", "", "d1", "d2")),
                 want_result=rng.random() < 0.3,
@@ -220,6 +229,13 @@ class Putter(_App):
         told = await self._until_answered(lambda channel: channel.append(batch))
         for at, value in enumerate(values):
             world.put[told.base_offset + at] = value
+        world.scheduled += sum(each.deliver_at_ms > 0 for each in options) if headers else 0
+
+    def _deliver_at_ms(self) -> int:
+        """Mostly none. Or by the queue's clock, which leaders have set: a time that is over, or one to come."""
+        if "app_schedules" not in self.world.ways or self._times.random() < 0.5:
+            return 0
+        return max(1, self.world.checker.jobs.model.now_ms + round(self._times.uniform(-1_000, 2_000)))
 
 
 class Worker(_App):
@@ -227,22 +243,32 @@ class Worker(_App):
 
     def __init__(self, world: JobWorld, name: str, rng: Random) -> None:
         self.attempt = 0
+        self._ways = Random(f"ways {world.seed} {name}")
         super().__init__(world, name, rng)
+
+    def _does(self, way: str) -> bool:
+        return way in self.world.ways and self._ways.random() < 0.5
 
     async def _main(self) -> None:
         rng, world = self.rng, self.world
         while True:
             self.attempt += 1
+            max_jobs = rng.choice((1, 1, 3, 8))
+            least_jobs = max_jobs if max_jobs <= 3 and self._does("app_wants_all") else 1
             leased: Leased = await self.ask(
                 protocol.LeaseJobs(
                     worker=self.name,
                     attempt=self.attempt,
-                    max_jobs=rng.choice((1, 1, 3, 8)),
+                    max_jobs=max_jobs,
+                    least_jobs=least_jobs,
                     wait_ms=rng.choice((0, 200, 1_000)),
                     lease_ms=rng.choice((0, 300)),
                 )
             )
             world.told_jobs(self.name, self.attempt, leased)
+            if 0 < len(leased.jobs) < least_jobs:
+                raise BrokenError(Invariant.JOB_ANSWERS, f"{self.name} wanted {least_jobs} jobs or none: {leased}")
+            world.whole += len(leased.jobs) >= least_jobs > 1
             if not leased.jobs:
                 await asyncio.sleep(rng.uniform(0.05, 0.3))
                 continue
@@ -276,12 +302,18 @@ class Worker(_App):
             ids = left
 
     def _call(self, kind: Any, token: int, ids: list[int]) -> Call:
+        delay_ms = self.rng.choice((0, 200))
+        if kind == "nack" and self._does("app_backs_off"):
+            delay_ms = -1
+            self.world.backed_off += 1
+        tells = kind == "ack" and len(ids) == 1 and self._does("app_tells")
         told = Settlement(
             kind=kind,
             token=token,
             jobs=tuple([(each, 1) for each in ids]),
-            delay_ms=self.rng.choice((0, 200)),
+            delay_ms=delay_ms,
             reason="so",
+            result=b"%d by %d" % (ids[0], token) if tells else None,
         )
         return protocol.SettleJobs(worker=self.name, settlements=(told,))
 
@@ -364,7 +396,8 @@ class Operator(_App):
 
 
 class JobWorld:
-    """One seed's universe. ``faults`` narrows what may go wrong; None lets the seed draw. ``settings`` of the queue."""
+    """One seed's universe. ``faults`` narrows what may go wrong, and names the ``WAYS``; None lets the seed draw.
+    ``settings`` of the queue."""
 
     def __init__(
         self, seed: int, faults: frozenset[str] | None = None, settings: PartitionSettings | None = None
@@ -378,7 +411,11 @@ class JobWorld:
         self.faults = drawn if faults is None else set(faults)
         self.size = self.rng.choice((1, 3, 3))
         self.settings = _settings(self.rng)
+        ways = Random(f"job ways {seed}")
+        self.ways = {way for way in WAYS if (ways.random() < 0.5 if faults is None else way in faults)}
         self._queue = settings or _queue(self.rng)
+        if settings is None and "app_backs_off" in self.ways:  # at most so long that all is done soon
+            self._queue = replace(self._queue, retry_backoff_ms=ways.choice((0, 100, 300)), retry_backoff_max_ms=1_000)
         self.skews_ms: dict[ReplicaId, int] = {}
         self.diligence = self.rng.choice((0.4, 0.7, 0.95))
         self.other_ends = ["nack", "reject", "release"]
@@ -388,6 +425,7 @@ class JobWorld:
         """Of Ray: what it says to whoever asks."""
         self._vanished: set[SimProcess] = set()
         self.withdrawn = self.reported = 0
+        self.scheduled = self.whole = self.backed_off = 0
         self.put: dict[int, bytes] = {}
         self.told: dict[int, tuple[str, int]] = {}
         """Job to who was told that its acknowledgement counts, and the token."""
@@ -609,6 +647,9 @@ class JobWorld:
             checker.jobs.model.expired,
             checker.jobs.model.deduplicated,
             sum(map(len, checker.jobs.changed.values())),
+            self.scheduled,
+            self.whole,
+            self.backed_off,
         )
 
     def _heal(self) -> None:

@@ -24,8 +24,8 @@ def test_campaign_loses_no_job_and_never_sticks() -> None:
 
 def test_workers_meet_what_they_must_live_with() -> None:
     """Jobs that come again, leases that are lost, dead letters, jobs that are moved, requests that are withdrawn, nodes
-    that are reported dead, jobs that outlive their time, are not put twice, are cancelled, redriven and purged: of all
-    there is some."""
+    that are reported dead, jobs that outlive their time, are not put twice, are cancelled, redriven and purged, are put
+    for a time, are leased all or none, and wait after they failed: of all there is some."""
     outcomes = [JobWorld(seed).run() for seed in range(20)]
     assert sum(outcome.redelivered for outcome in outcomes) > 100
     assert sum(outcome.lost_leases for outcome in outcomes) > 50
@@ -36,6 +36,9 @@ def test_workers_meet_what_they_must_live_with() -> None:
     assert sum(outcome.expired for outcome in outcomes) > 5
     assert sum(outcome.deduplicated for outcome in outcomes) > 20
     assert sum(outcome.changed for outcome in outcomes) > 20
+    assert sum(outcome.scheduled for outcome in outcomes) > 100
+    assert sum(outcome.whole for outcome in outcomes) > 20
+    assert sum(outcome.backed_off for outcome in outcomes) > 0
 
 
 def test_a_seed_gives_the_same_schedule_in_every_process() -> None:

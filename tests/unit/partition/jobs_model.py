@@ -245,7 +245,7 @@ class Model:
                     self.leases[job.token].done.add(job.id)
                 self._finish(job, None)
             elif job.state == LEASED:
-                self._fail(job, "nack", self._backoff_ms(job))
+                self._fail(job, "nack", -1)
             elif commit:
                 self._wait(job, job.due_ms)
             else:
@@ -271,6 +271,7 @@ class Model:
         return sum(self.end(token, "worker gone") for token in tokens)
 
     def _fail(self, job: Job, why: str, delay_ms: int) -> None:
+        """-1: nobody has said how long it is to wait."""
         job.notes.append(why)
         most = self.settings.max_deliveries
         if most is not None and job.deliveries - job.forgiven >= most:
@@ -278,7 +279,7 @@ class Model:
         elif 0 < job.expires_ms <= self.now_ms:
             self._outlive(job)
         else:
-            self._wait(job, self.now_ms + delay_ms)
+            self._wait(job, self.now_ms + (self._backoff_ms(job) if delay_ms < 0 else delay_ms))
 
     def _outlive(self, job: Job) -> None:
         job.notes.append("time to live")

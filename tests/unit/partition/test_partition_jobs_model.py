@@ -133,7 +133,7 @@ class QueueMachine(RuleBasedStateMachine):
         kind=st.sampled_from(["ack", "ack", "nack", "reject", "extend", "release"]),
         token=TOKENS,
         runs=st.lists(st.tuples(IDS, st.integers(1, 4)), min_size=1, max_size=3),
-        delay_ms=st.sampled_from([0, 40]),
+        delay_ms=st.sampled_from([0, 40, -1]),
         text=st.booleans(),
     )
     def settle(self, worker: str, kind: str, token: int, runs: Any, delay_ms: int, text: bool) -> None:
@@ -143,7 +143,7 @@ class QueueMachine(RuleBasedStateMachine):
     @rule(
         data=st.data(),
         kind=st.sampled_from(["ack", "ack", "nack", "reject", "release"]),
-        delay_ms=st.sampled_from([0, 40]),
+        delay_ms=st.sampled_from([0, 40, -1]),
         text=st.booleans(),
     )
     def settle_one(self, data: st.DataObject, kind: str, delay_ms: int, text: bool) -> None:
