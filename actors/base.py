@@ -158,7 +158,7 @@ class ReplicaActor(Generic[ReplicaT]):
                 said = str(error)
                 _log.critical("cannot start: %s", said)
             missing = type(error) is StoreMissingError  # not one of its kinds, which has found something
-            lost = missing or isinstance(error, StoreMissingError | DamagedLogError)
+            lost = isinstance(error, StoreMissingError | DamagedLogError)
             if lost or (error.details.get("reason") == "disk" and tries >= _TRIES):
                 kind = "missing" if missing else "lost" if lost else "refused"
                 if kind != reported:  # what was only missing may be found damaged
